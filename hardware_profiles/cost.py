@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
 from twinstream.hardware_profiles.curve_choice import ATTENTION_RANK, ChosenCurve, curve_for
 from twinstream.hardware_profiles.errors import UnknownDtypeError
@@ -111,15 +110,13 @@ def host_work_ns(work: Work, machine: Machine) -> float:
     return max(compute_ns, own_ns, dram_ns)
 
 
-def copy_alone_ns(
-    size_bytes: int, direction: Literal["h2d", "d2h", "disk"], machine: Machine
-) -> float:
-    """Time of one copy between two memories, pinned where it is the host's, that has the machine
-    to itself.
+def copy_alone_ns(size_bytes: int, direction: str, machine: Machine) -> float:
+    """Time of one copy over a link (`h2d`, `d2h`, `disk` reads, `disk_write`) that has the machine
+    to itself, between two memories, pinned where it is the host's.
 
     The link's latency plus the bytes at the slowest of the link in its direction (with its curve
     over bytes per copy, where it has one) and of what it shares: the link's duplex limit, host DRAM
-    and HBM; of a read from a disk host DRAM.
+    and HBM; of a read or a write of a disk host DRAM.
 
     Raises:
         MissingNumberError: the profile lacks a number that a copy needs.

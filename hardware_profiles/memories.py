@@ -46,7 +46,11 @@ D2H = MemoryLink("device", "host", "d2h", "pcie_d2h_bytes_per_s", "copy_latency_
 DISK_READS = MemoryLink(
     "disk", "host", "disk", "disk_read_bytes_per_s", "disk_latency_ns", (_DRAM,)
 )
-LINKS = (H2D, D2H, DISK_READS)
+DISK_WRITES = MemoryLink(
+    "host", "disk", "disk_write", "disk_write_bytes_per_s", "disk_latency_ns", (_DRAM,)
+)
+LINKS = (H2D, D2H, DISK_READS, DISK_WRITES)
+DRIVE = "drive"  # the resource that reads and writes of a disk share: its time
 _SIZE_FIELDS: dict[TierKind, str] = {
     "device": "device_memory_bytes", "host": "host_memory_bytes", "disk": "disk_memory_bytes",
 }  # fmt: skip
@@ -68,6 +72,17 @@ def link_between(source: TierKind, destination: TierKind) -> MemoryLink | None:
     """Return the link from one memory to another; None where there is none."""
     found = (link for link in LINKS if (link.source, link.destination) == (source, destination))
     return next(found, None)
+
+
+def disk_links(machine: Machine) -> tuple[MemoryLink, ...]:
+    """Return the links of a machine's drive, which has no writes where their rate is not stated."""
+    writes = machine.disk_write_bytes_per_s is not None
+    return (DISK_READS, DISK_WRITES) if writes else (DISK_READS,)
+
+
+def drive_ns_per_byte(machine: Machine, link: MemoryLink) -> float:
+    """Return the time of the drive that a byte of a link takes; a ns of it has `disk_overlap`."""
+    return 1e9 / machine.rate(link.rate_field)
 
 
 def _at(kind: TierKind) -> list[MemoryLink]:

@@ -27,7 +27,14 @@ CURVE_OF_RATE = {
 # Peaks of tensor cores that many machines lack; matrix products are asked for in them, or not.
 NARROW_PEAKS = ("peak_fp8_flop_per_s", "peak_fp4_flop_per_s")
 # What a machine may lack, and most do: peaks of narrow types, and a drive.
-DISK_FIELDS = ("disk_memory_bytes", "disk_read_bytes_per_s", "disk_latency_ns")
+DISK_FIELDS = (
+    "disk_memory_bytes",
+    "disk_read_bytes_per_s",
+    "disk_latency_ns",
+    "disk_write_bytes_per_s",
+    "disk_overlap",
+    "disk_endurance_bytes",
+)
 OPTIONAL_FIELDS = (*NARROW_PEAKS, *DISK_FIELDS)
 RATE_FIELDS = (
     "peak_bf16_flop_per_s",
@@ -36,6 +43,7 @@ RATE_FIELDS = (
     "host_peak_fp32_flop_per_s",
     *CURVE_OF_RATE,
     "disk_read_bytes_per_s",
+    "disk_write_bytes_per_s",
 )
 # Which curve, where a profile states it, turns a peak into what the board's power limit sustains.
 SUSTAINED_OF_PEAK = dict.fromkeys(("peak_bf16_flop_per_s", *NARROW_PEAKS), "sustained")
@@ -52,7 +60,8 @@ COST_FIELDS = (
     "event_wait_latency_ns",
     "disk_latency_ns",
 )
-NUMBER_FIELDS = (*RATE_FIELDS, *CAPACITY_FIELDS, *COST_FIELDS, "disk_memory_bytes")
+_OF_DRIVES = ("disk_memory_bytes", "disk_endurance_bytes", "disk_overlap")
+NUMBER_FIELDS = (*RATE_FIELDS, *CAPACITY_FIELDS, *COST_FIELDS, *_OF_DRIVES)
 
 _LEAST_RATE, _MOST_RATE = 1e5, 1e21  # what is beyond them is a slip
 _LEAST_CAPACITY, _MOST_CAPACITY = 2**16, 2**60
@@ -180,7 +189,10 @@ class Machine(Profile):
     rest; where it is not stated, both want the same.
 
     `disk_read_bytes_per_s` is what large direct reads of a drive reach, several in flight, and
-    `disk_latency_ns` what each read of a tensor takes beside them.
+    `disk_latency_ns` what each read or write of a tensor takes beside them. A drive whose
+    `disk_write_bytes_per_s` is not stated is only read. While both are under way they reach
+    `disk_overlap` of what each reaches alone: from 1, they take turns, to 2, both are as fast as
+    alone. `disk_endurance_bytes` is what its maker warrants to be written (TBW).
 
     `unified_memory_bytes` is the one memory of a machine whose GPU has none of its own: the two
     capacities are shares of it (a profile is refused where they are more than it has). A plan has
@@ -208,6 +220,9 @@ class Machine(Profile):
     disk_memory_bytes: Number | None = None
     disk_read_bytes_per_s: Number | None = None
     disk_latency_ns: Number | None = None
+    disk_write_bytes_per_s: Number | None = None
+    disk_overlap: Number | None = None
+    disk_endurance_bytes: Number | None = None
     device_reserve_bytes: Number | None = None
     launch_latency_ns: Number | None = None
     copy_latency_ns: Number | None = None
@@ -374,8 +389,11 @@ def _number_fault(field: str, value: float | None) -> tuple[str, str] | None:
         return None
     if value == 0:
         return "value_zero", "0 is not positive; drop an unknown number"
+    if field == "disk_overlap":
+        beyond = not 1 <= value <= 2
+        return ("overlap", "1 is that reads and writes take turns, 2 the most") if beyond else None
     least, most, unit = _LEAST_RATE, _MOST_RATE, "bytes a second"
-    if field.endswith("memory_bytes"):
+    if field.endswith(("memory_bytes", "endurance_bytes")):
         least, most, unit = _LEAST_CAPACITY, _MOST_CAPACITY, "bytes"
         usual = f"{value:g} GiB are {value * 2**30:.0f}"
     else:

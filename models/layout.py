@@ -152,12 +152,16 @@ def experts_layout(spec: DecoderSizes) -> FlatLayout:
     [(8, 28672, 4096), (8, 4096, 14336)]
     """
     assert spec.experts is not None
-    count, d_ff = spec.experts.count, spec.experts.d_ff
-    shapes = [
-        ("experts_gate_up", (count, 2 * d_ff, spec.d_model)),
-        ("experts_down", (count, spec.d_model, d_ff)),
-    ]
+    shapes = experts_shapes(spec.experts.count, spec.experts.d_ff, spec.d_model)
     return packed_layout(shapes, spec.itemsize)
+
+
+def experts_shapes(count: int, d_ff: int, d_model: int) -> list[tuple[str, tuple[int, ...]]]:
+    """Return the shapes of the matrices of so many experts."""
+    return [
+        ("experts_gate_up", (count, 2 * d_ff, d_model)),
+        ("experts_down", (count, d_model, d_ff)),
+    ]
 
 
 def bias_layout(spec: DecoderSizes) -> FlatLayout:

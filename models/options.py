@@ -1,4 +1,4 @@
-"""Options of a model with numbers of their own: the end of positions, stretched RoPE, experts."""
+"""Options of a model with numbers of their own: RoPE, latent attention, windows, experts."""
 
 from typing import Annotated, Literal, Self
 
@@ -46,6 +46,39 @@ class RopeScaling(Node):
                 {"low": self.low_freq_factor, "high": self.high_freq_factor},
             )
         return self
+
+
+class LatentAttention(Node):
+    """Multi-head latent attention: queries, keys and values come from a few columns of each token.
+
+    A token's hidden state is projected to `kv_rank` columns, which have a norm and make the keys
+    and values of all heads, and `rope_dim` that are rotated and belong to the keys of all heads;
+    to `q_rank` columns, which have a norm and make the queries (0: queries are made directly).
+    Heads of queries and keys are `head_dim` of the model wide, `rope_dim` of it rotated; those of
+    values `v_dim`. In a config.json: kv_lora_rank, qk_rope_head_dim, q_lora_rank, v_head_dim.
+
+    Source: DeepSeek-AI, DeepSeek-V2, arXiv:2405.04434, section 2.1.
+    """
+
+    kv_rank: Width
+    rope_dim: Width
+    v_dim: Width
+    q_rank: Annotated[int, Field(ge=0, le=2**22)] = 0
+
+
+class Window(Node):
+    """Attention to the last `tokens` tokens only, in all layers but `full_layers`."""
+
+    tokens: PositiveCount
+    full_layers: Annotated[tuple[int, ...], Field(strict=False)] = ()
+
+    def doubled_pairs(self, keys: int) -> int:
+        """Twice the pairs of a query and a key that it sees, among the first so many tokens.
+
+        >>> Window(tokens=4).doubled_pairs(3), Window(tokens=4).doubled_pairs(10)
+        (9, 64)
+        """
+        return keys * keys if keys <= self.tokens else self.tokens * (2 * keys - self.tokens)
 
 
 class Experts(Node):

@@ -16,6 +16,7 @@ from twinstream.models.decoders.config import (
     codes_of,
     hf_config_file,
     is_own_config,
+    is_priced_config,
     stated_dtype,
     unread_keys,
 )
@@ -141,6 +142,8 @@ def load_model(
     require("model", name_or_path, str, Path, ModelSpec)
     if isinstance(name_or_path, ModelSpec):
         return name_or_path.model_copy(update={"dtype": dtype or name_or_path.dtype})
+    if (shipped := config_of(name_or_path)) != name_or_path and is_priced_config(shipped):
+        name_or_path = shipped
     path = Path(name_or_path)
     is_file = path.suffix == ".json" or os.path.exists(path)  # noqa: PTH110 - false of too long a name
     if is_file and not is_preset(name_or_path):

@@ -1,5 +1,6 @@
 """How many bytes the caps leave for the arenas of a chain, and whether that can be enough."""
 
+from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.lifetimes.uses import UnitMap, read_only_leaves
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
@@ -22,17 +23,19 @@ def _persistent_bytes(chain: Chain) -> int:
     )
 
 
-def is_hopeless(chain: Chain, caps: Caps) -> bool:
-    """Whether all arenas together are smaller than all that persists; a disk has no more of it
-    than parameters that are only read."""
+def is_hopeless(chain: Chain, caps: Caps, machine: Machine) -> bool:
+    """Whether all memories together are smaller than all that persists; a drive that is not
+    written has no more of it than parameters that are only read."""
     caps = with_library_memory(caps, chain)
     arenas = [caps.arena_bytes("device"), caps.arena_bytes("host")]
     if None in arenas:
         return False
     kept = _persistent_bytes(chain)
     if caps.disk_bytes is not None:
-        sizes = {tensor.tensor_id: tensor.size_bytes for tensor in chain.tensors}
-        on_disk = sum(sizes[leaf] for leaf in read_only_leaves(chain, UnitMap(chain)))
+        on_disk = kept
+        if machine.disk_write_bytes_per_s is None:
+            sizes = {tensor.tensor_id: tensor.size_bytes for tensor in chain.tensors}
+            on_disk = sum(sizes[leaf] for leaf in read_only_leaves(chain, UnitMap(chain)))
         kept -= min(on_disk, caps.disk_bytes)
     return kept > sum(arena or 0 for arena in arenas)
 

@@ -154,10 +154,13 @@ class PlanRequest:
             why = (
                 f"{self.machine.name} has one memory, of which a disk is no part yet: leave it out"
             )
-        elif not (self.step.recipe.lora or self.step.recipe.frozen or self.spec.own_lora):
+        elif self.machine.disk_write_bytes_per_s is None and not (
+            self.step.recipe.lora or self.step.recipe.frozen or self.spec.own_lora
+        ):
             why = (
-                "it holds weights that are frozen, and all are trained here: add --lora r=16, or "
-                "--freeze"
+                "the rate at which it is written is not known, and without that it holds frozen "
+                "weights alone, and all are trained here: add it, --disk-bandwidth 7GB/s,5GB/s, or "
+                "--lora r=16, or --freeze"
             )
         if why is not None:
             raise ChoiceError(f"a disk (--disk, --disk-mem): {why}")
@@ -259,32 +262,55 @@ def _disk_bytes(given: str | int | None, machine: Machine) -> int | None:
 def with_drive(
     machine: Machine, bandwidth: str | float, source: str = "--disk-bandwidth"
 ) -> Machine:
-    """Return the machine with a drive of a rate: `7GB/s`, or bytes a second.
+    """Return the machine with a drive of a rate of reads, `7GB/s`, or of writes too, `7GB/s,5GB/s`.
+
+    A drive without one of writes is only read. Reads and writes are assumed to take turns.
 
     Args:
-        source: of the number.
+        bandwidth: or bytes a second, of reads.
+        source: of the numbers.
 
     Raises:
-        SizeError: the rate cannot be read.
+        SizeError: a rate cannot be read.
         ProfileError: it is no rate.
     """
-    rate = bandwidth
-    if isinstance(rate, str):
-        try:
-            rate = float(parse_bytes(rate.strip().removesuffix("/s")))
-        except SizeError:
-            raise SizeError(
-                f"{source} {bandwidth} is no rate: give one such as 7GB/s, or bytes a second"
-            ) from None
-    kind = "hypothetical" if source == "--disk-bandwidth" else "measured"
-    document: dict[str, object] = {
-        "disk_read_bytes_per_s": {"value": rate, "kind": kind, "source": source}
+    words = bandwidth.split(",") if isinstance(bandwidth, str) else [bandwidth]
+    try:
+        rates = [
+            float(parse_bytes(one.strip().removesuffix("/s"))) if isinstance(one, str) else one
+            for one in words
+        ]
+    except SizeError:
+        rates = []
+    if not 1 <= len(rates) <= 2:
+        raise SizeError(
+            f"{source} {bandwidth} is no rate: give one such as 7GB/s, with that of writes 7GB/s,"
+            "5GB/s, or bytes a second"
+        )
+    stated = {"kind": "hypothetical", "source": source}
+    fields = ("disk_read_bytes_per_s", "disk_write_bytes_per_s")
+    document: dict[str, object] = dict.fromkeys(fields)
+    document |= {name: {"value": rate, **stated} for name, rate in zip(fields, rates, strict=False)}
+    assumed = {
+        "disk_latency_ns": (1e5, "what a read or a write takes beside its bytes: 0.1 ms"),
+        "disk_overlap": (1.0, "reads and writes take turns"),
     }
-    if machine.disk_latency_ns is None:
-        document["disk_latency_ns"] = {
-            "value": 1e5, "kind": "assumed", "source": "what a read takes beside its bytes: 0.1 ms",
-        }  # fmt: skip
+    for name, (value, why) in assumed.items():
+        if getattr(machine, name) is None:
+            document[name] = {"value": value, "kind": "assumed", "source": why}
     return changed(Machine, document, machine, source)
+
+
+def with_endurance(machine: Machine, tbw: str | None) -> Machine:
+    """Return the machine with what may be written to its drive; as it is where that is not given.
+
+    Raises:
+        SizeError: it is no size.
+    """
+    if tbw is None:
+        return machine
+    number = {"value": parse_bytes(tbw), "kind": "hypothetical", "source": "--disk-tbw"}
+    return changed(Machine, {"disk_endurance_bytes": number}, machine, "--disk-tbw")
 
 
 def _caps_of_pool(

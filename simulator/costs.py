@@ -10,13 +10,18 @@ from twinstream.hardware_profiles.cost import (
     device_copy_alone_ns,
     work_time,
 )
-from twinstream.hardware_profiles.memories import DISK_READS
+from twinstream.hardware_profiles.memories import (
+    DISK_READS,
+    DISK_WRITES,
+    DRIVE,
+    MemoryLink,
+    drive_ns_per_byte,
+)
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import SeveralRanksError
 from twinstream.schedule.ops import Communicate, Compute, Copy, Feed, Fetch, Op
 from twinstream.schedule.proof.accesses import AccessMap
-from twinstream.schedule.tensors import DISK
 from twinstream.simulator.flows import Flow
 
 
@@ -45,8 +50,8 @@ class MachineCosts:
 
     A kernel sequence is one flow: alone it takes the sum of its kernels' times; it uses compute
     all that time and its HBM bytes evenly over it. A copy uses its direction of the link, the
-    link's joint limit, HBM and host DRAM; one inside the device reads and writes HBM; a read from a
-    disk uses that and host DRAM. What the
+    link's joint limit, HBM and host DRAM; one inside the device reads and writes HBM; a read or a
+    write of a disk uses that and host DRAM, and the drive's time where both are done. What the
     host fills or takes uses host DRAM; what it computes uses the host CPU and its bytes of host
     DRAM evenly over its time alone.
 
@@ -72,9 +77,11 @@ class MachineCosts:
         if any(call.processor == "host" for call in schedule.calls.values()):
             self.capacity = {**self.capacity, "host_compute": 1.0}
         self.capacity = {**self.capacity, **(network or {})}
-        if any(slot.tier == DISK for slot in schedule.slots):
-            rate = machine.rate(DISK_READS.rate_field) / 1e9
-            self.capacity = {**self.capacity, DISK_READS.name: rate}
+        self._disk_links = _disk_links(schedule)
+        for link in self._disk_links.values():
+            self.capacity = {**self.capacity, link.name: machine.rate(link.rate_field) / 1e9}
+        if len(self._disk_links) > 1:
+            self.capacity = {**self.capacity, DRIVE: machine.number("disk_overlap")}
         self._access_map = AccessMap(schedule.tensors, schedule.slots)
         self._tiers = {slot.slot_id: slot.tier.kind for slot in schedule.slots}
         self._calls = {name: self._call_cost(name) for name in schedule.calls}
@@ -114,21 +121,22 @@ class MachineCosts:
         return _op_cost(sum(t.launch_ns for t in times), alone_ns, amounts)
 
     def _copy_cost(self, source: str, destination: str, size_bytes: int) -> OpCost:
-        direction: Literal["h2d", "d2h", "disk"] = "d2h" if destination == "host" else "h2d"
-        if source == "disk":
-            direction = "disk"
+        direction: Literal["h2d", "d2h"] = "d2h" if destination == "host" else "h2d"
+        link = self._disk_links.get((source, destination))
         inside = source == destination == "device"
-        key = ("d2d" if inside else direction, size_bytes)
+        key = ("d2d" if inside else link.name if link else direction, size_bytes)
         if key not in self._copies:
             size = float(size_bytes)
             if inside:
                 latency_ns = self._machine.number("launch_latency_ns")
                 alone_ns = device_copy_alone_ns(size_bytes, self._machine)
                 amounts: tuple[tuple[str, float], ...] = (("hbm", 2.0 * size),)
-            elif direction == "disk":
-                latency_ns = self._machine.number(DISK_READS.latency_field)
-                alone_ns = copy_alone_ns(size_bytes, direction, self._machine)
-                amounts = tuple((name, size) for name, _ in DISK_READS.resources)
+            elif link is not None:
+                latency_ns = self._machine.number(link.latency_field)
+                alone_ns = copy_alone_ns(size_bytes, link.name, self._machine)
+                amounts = tuple((name, size) for name, _ in link.resources)
+                if DRIVE in self.capacity:
+                    amounts += ((DRIVE, size * drive_ns_per_byte(self._machine, link)),)
             else:
                 latency_ns = self._machine.number("copy_latency_ns")
                 alone_ns = copy_alone_ns(size_bytes, direction, self._machine)
@@ -141,6 +149,14 @@ class MachineCosts:
         alone_ns = size_bytes / self.capacity["host_dram"]
         launch_ns = self._machine.number("launch_latency_ns")
         return _op_cost(launch_ns, alone_ns, (("host_dram", float(size_bytes)),))
+
+
+def _disk_links(schedule: RankSchedule) -> dict[tuple[str, str], MemoryLink]:
+    """By kinds of memory, from and to: the links to and from a disk that a schedule uses."""
+    kinds = {slot.slot_id: slot.tier.kind for slot in schedule.slots}
+    used = {(kinds[o.source], kinds[o.destination]) for o in schedule.ops if isinstance(o, Copy)}
+    links = {(link.source, link.destination): link for link in (DISK_READS, DISK_WRITES)}
+    return {way: link for way, link in links.items() if way in used}
 
 
 def _op_cost(latency_ns: float, alone_ns: float, amounts: tuple[tuple[str, float], ...]) -> OpCost:

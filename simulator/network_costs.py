@@ -104,8 +104,14 @@ class ClusterCosts:
         return self._known[key]
 
     def _size(self, schedule: str, op: Communicate) -> tuple[int, str]:
-        """nccl-tests' size: the larger of what is given and what is received."""
+        """nccl-tests' size: the larger of what is given and what is received.
+
+        Of rows of experts as many come as go where experts are equally busy, not as there is room.
+        """
         sizes = self._sizes[schedule]
+        if op.counts is not None:
+            rows = [sizes[operand.tensor][0] for operand in op.operands[:2]]
+            return min(rows), sizes[op.operands[0].tensor][1]
         given = made = 0
         for operand in op.operands:
             size_bytes, _ = sizes[operand.tensor]

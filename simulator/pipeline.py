@@ -1,31 +1,18 @@
 """Passes of a pipeline whose stages and microbatches are alike: what repeats is simulated once."""
 
 import heapq
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any, NamedTuple
 
-from twinstream.simulator.blocks import COMPUTE, IrregularError, StageMeeting, StageProgram
-from twinstream.simulator.states import (
-    AHEAD,
-    ARRIVED,
-    BEHIND,
-    FAR,
-    FRESH,
-    MEETS,
-    NEAR,
-    WAITS,
-    MessageState,
-    StageState,
-    StateChange,
-    States,
-    StreamState,
-    SystemState,
-)
+from twinstream.simulator.blocks import IrregularError, StageMeeting, StageProgram
+from twinstream.simulator.pipeline_stage import PipelineStage
+from twinstream.simulator.states import MessageState, StateChange, States, SystemState
 
 _Side = tuple[int, int]  # a stage and its stream
-_Uses = list[tuple[int, tuple[int, ...], tuple[int, ...]]]
 _Messages = list[tuple[int, MessageState]]  # with the number of the meeting
+_BY_TIME = itemgetter(0, 1)
 
 
 @dataclass(eq=False, slots=True)
@@ -48,120 +35,57 @@ class PassLog:
     when all had, and when it was over.
     """
 
-    changes: dict[int, tuple[StateChange, list[tuple[int, tuple[int, ...], tuple[int, ...]]]]] = (
-        field(default_factory=dict)
+    changes: list[tuple[StateChange, int, tuple[int, ...], tuple[int, ...]]] = field(
+        default_factory=list
     )
     messages: list[tuple[int, int, int, int, int, int, int]] = field(default_factory=list)
 
-    def add(
-        self, change: StateChange, since_ns: int, stages: tuple[int, ...], at: tuple[int, ...]
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """How many changes and messages there are by now."""
+        return len(self.changes), len(self.messages)
+
+    def repeat(
+        self, since: tuple[int, int], times: int, period_ns: int, blocks: Sequence[int]
     ) -> None:
-        """A change has come about, from then on."""
-        found = self.changes.get(id(change))
-        if found is None:
-            found = self.changes[id(change)] = change, []
-        found[1].append((since_ns, stages, at))
+        """What was added since then comes about so many times again, each so much later."""
+        changes, messages = (self.changes[since[0] :], self.messages[since[1] :])
+        for number in range(1, times + 1):
+            on_ns, on = number * period_ns, [number * count for count in blocks]
+            for change, since_ns, stages, at in changes:
+                later = tuple([block + on[one] for one, block in zip(stages, at, strict=True)])
+                self.changes.append((change, since_ns + on_ns, stages, later))
+            self.messages += [
+                (stage, at + on[stage], stream, place, came + on_ns, begun + on_ns, over + on_ns)
+                for stage, at, stream, place, came, begun, over in messages
+            ]
 
 
-class _Stage:
-    """Where the streams of a stage stand, by blocks from that of compute."""
+@dataclass(frozen=True)
+class Repetition:
+    """All stages went on as they had before, from a state to the same one.
 
-    def __init__(self, states: States, program: StageProgram) -> None:
-        self.program, self._states = program, states
-        self._numbers = [states.interned.number(one) for one in program.blocks]
-        self._views: dict[tuple[int, int], int] = {}
-        count = len(program.blocks[0].streams)
-        self._with_ops: list[list[int]] = [[] for _ in range(count)]
-        for at, block in enumerate(program.blocks):
-            for number, ops in enumerate(block.streams):
-                if ops:
-                    self._with_ops[number].append(at)
-        self.base = 0
-        self.pass_ends_ns: list[int] = []
-        first = [one[0] if one else len(program.blocks) for one in self._with_ops]
-        self.streams = [StreamState(at, 0, FRESH) for at in first]
-        self.far: dict[int, int] = {}  # blocks of streams that are far ahead, or have no more ops
-        for number, at in enumerate(first):
-            if at > AHEAD or at == len(program.blocks):
-                self.far[number] = at
-                self.streams[number] = StreamState(AHEAD + 1, 0, FAR)
+    Fields:
+        blocks: that each stage went on.
+        period_ns: in which it did.
+        times: how often that was repeated without being simulated.
+        begins: the block of each stage at which the first repetition begins.
+    """
 
-    @property
-    def is_over(self) -> bool:
-        return self.far.get(COMPUTE, 0) == len(self.program.blocks)
+    blocks: tuple[int, ...]
+    period_ns: int
+    times: int
+    begins: tuple[int, ...]
 
-    def _next_block(self, stream: int, after: int) -> int:
-        found = self._with_ops[stream]
-        at = bisect_right(found, after)
-        return found[at] if at < len(found) else len(self.program.blocks)
 
-    def at(self, stream: int) -> tuple[int, int]:
-        """Block and place of a stream's op."""
-        one = self.streams[stream]
-        if one.block > AHEAD:
-            return self.far[stream], 0
-        return self.base + one.block, one.place
+class _Moment(NamedTuple):
+    """When and where all stages stood, and what was logged by then."""
 
-    def take(self, streams: Sequence[StreamState], moved: int) -> None:
-        """Stand where a run has left the streams."""
-        far, base = self.far, self.base
-        self.streams = list(streams)
-        for number, one in enumerate(streams):
-            if one.does == FAR and number not in far:
-                far[number] = self._next_block(number, base + AHEAD)
-                if number == COMPUTE and not self.is_over:
-                    raise IrregularError
-        self.base = base = base + moved
-        for number, at in list(far.items()) if far and moved else ():
-            if at - base <= AHEAD and at < len(self.program.blocks):
-                del far[number]
-                does = self.streams[number].does
-                self.streams[number] = StreamState(at - base, 0, NEAR if does == FAR else does)
-
-    def pass_message(self, stream: int) -> bool:
-        """Go on behind an op that has met others; return whether the next has arrived, too."""
-        at, place = self.at(stream)
-        blocks = self.program.blocks
-        place += 1
-        if place == len(blocks[at].streams[stream]):
-            at, place = self._next_block(stream, at), 0
-        self.far.pop(stream, None)
-        if at - self.base > AHEAD or at == len(blocks):
-            self.far[stream] = at
-            self.streams[stream] = StreamState(AHEAD + 1, 0, FAR)
-        else:
-            self.streams[stream] = StreamState(at - self.base, place, WAITS)
-        return self.look(stream)
-
-    def look(self, stream: int) -> bool:
-        """Whether a stream's op can come to its meeting by now, though far ahead of compute."""
-        at, place = self.at(stream)
-        if at == len(self.program.blocks):
-            return False
-        for ahead, other, where in self.program.blocks[at].streams[stream][place].waits:
-            if (at + ahead, where) >= self.at(other):
-                return False
-        self.streams[stream] = StreamState(self.streams[stream].block, place, ARRIVED)
-        return True
-
-    def meet(self, stream: int) -> None:
-        """The op's message begins."""
-        one = self.streams[stream]
-        self.streams[stream] = StreamState(one.block, one.place, MEETS)
-
-    @property
-    def state(self) -> StageState:
-        lowest = min([one.block for one in self.streams])
-        key = self.base, min(lowest, 0)
-        if key not in self._views:
-            if lowest < -BEHIND:
-                raise IrregularError
-            base, count = self.base, len(self._numbers)
-            near = range(max(0, base + key[1]), count)
-            around = range(base - BEHIND, base + AHEAD + 1)
-            view = tuple([self._numbers[at] if at in near else -1 for at in around])
-            self._views[key] = self._states.blocks_around(view)
-        return self._views[key], tuple(self.streams)
+    at_ns: int
+    bases: tuple[int, ...]
+    far: tuple[dict[int, int], ...]
+    come: list[dict[int, tuple[int, bool]]]
+    logged: tuple[int, int]
 
 
 class PipelineRun:
@@ -171,14 +95,17 @@ class PipelineRun:
         self, states: States, programs: Sequence[StageProgram], meetings: Sequence[StageMeeting]
     ) -> None:
         self._states, self._meetings = states, meetings
-        self._stages = [_Stage(states, one) for one in programs]
+        self._stages = [PipelineStage(states, one) for one in programs]
         self._prices = [states.interned.number(one.price) for one in meetings]
         self._come: list[dict[int, tuple[int, bool]]] = [{} for _ in meetings]
         self._met_ns: list[tuple[dict[int, int], int]] = [({}, 0) for _ in meetings]
         self._system_of: dict[int, _System] = {}
         self._queue: list[tuple[int, int, _System]] = []
         self._count = 0
+        self._moments: dict[Any, _Moment] = {}
+        self._moments_of = 0  # the pass that they are of
         self.log = PassLog()
+        self.repetition: Repetition | None = None  # of the last pass
 
     def pass_ends_ns(self) -> list[int]:
         """Return when compute was through with every pass, of all stages.
@@ -199,8 +126,69 @@ class PipelineRun:
                 raise IrregularError
             now_ns, _, system = heapq.heappop(self._queue)
             if system.is_current:
+                base = self._stages[0].base
                 left -= self._apply(now_ns, system)
+                if self._stages[0].base != base:
+                    self._repeat(now_ns)
         return [max(ends) for ends in zip(*(one.pass_ends_ns for one in self._stages), strict=True)]
+
+    def _repeat(self, now_ns: int) -> None:
+        """Where all stages stand as they stood before, go on as they did from then."""
+        num_passes = len(self._stages[0].pass_ends_ns)
+        if num_passes != self._moments_of:
+            self._moments, self._moments_of, self.repetition = {}, num_passes, None
+        stands = self._stands(now_ns)
+        bases, far = zip(*[(one.base, dict(one.far)) for one in self._stages], strict=True)
+        now = _Moment(now_ns, bases, far, [dict(one) for one in self._come], self.log.lengths)
+        before = self._moments.get(stands)
+        self._moments[stands] = now
+        if before is None:
+            return
+        period_ns = now_ns - before.at_ns
+        blocks = tuple([b - a for a, b in zip(before.bases, now.bases, strict=True)])
+        on_ns = {
+            ns - then[side][0]
+            for come, then in zip(self._come, before.come, strict=True)
+            for side, (ns, _) in come.items()
+        }
+        times = 0
+        if min(blocks) > 0 and on_ns <= {0, period_ns}:  # who has come long ago waits further on
+            times = min(map(PipelineStage.times_again, self._stages, blocks, before.far))
+        if times > 0:
+            if num_passes:
+                self.log.repeat(before.logged, times, period_ns, blocks)
+            for one, on, then in zip(self._stages, blocks, before.far, strict=True):
+                one.go_on(times * on, then)
+            self._delay(times * period_ns)
+            for came, was in zip(self._come, before.come, strict=True):
+                for side, (ns, late) in came.items():
+                    came[side] = ns + times * (ns - was[side][0]), late
+            self._moments.clear()
+            self.repetition = Repetition(blocks, period_ns, times, bases)
+
+    def _stands(self, now_ns: int) -> tuple[Any, ...]:
+        """How all stages stand, but for where and when."""
+        events = [(at_ns - now_ns, one) for at_ns, _, one in sorted(self._queue, key=_BY_TIME)]
+        left = {id(one): one for one in self._system_of.values()}
+        systems = [(ns, left.pop(id(one))) for ns, one in events if one.is_current]
+        systems += [(-1, one) for one in left.values()]
+        met = [self._met_ns[meeting] for _, one in systems for meeting in one.meetings]
+        met_ns = [(begun_ns, *came.values()) for came, begun_ns in met]
+        return (
+            *[(ns, one.since_ns - now_ns, id(one.change), one.stages) for ns, one in systems],
+            *[tuple([ns - now_ns for ns in one]) for one in met_ns],
+            *[tuple([(side, late) for side, (_, late) in come.items()]) for come in self._come],
+        )  # fmt: skip
+
+    def _delay(self, by_ns: int) -> None:
+        """Everything that is under way is so much later."""
+        self._queue = [(at_ns + by_ns, count, one) for at_ns, count, one in self._queue]
+        for system in {id(one): one for one in self._system_of.values()}.values():
+            system.since_ns += by_ns
+        self._met_ns = [
+            ({side: ns + by_ns for side, ns in came.items()}, begun_ns + by_ns)
+            for came, begun_ns in self._met_ns
+        ]
 
     def _settle_alone(self, now_ns: int, stage: int) -> None:
         """Make a system of one stage."""
@@ -250,7 +238,7 @@ class PipelineRun:
     def _take(self, system: _System, change: StateChange) -> None:
         """Bring the stages of a system to where a change ends."""
         at = tuple([self._stages[stage].base for stage in system.stages])
-        self.log.add(change, system.since_ns, system.stages, at)
+        self.log.changes.append((change, system.since_ns, system.stages, at))
         for stage, streams, moved in zip(system.stages, change.streams, change.moved, strict=True):
             self._stages[stage].take(streams, moved)
 

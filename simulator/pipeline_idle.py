@@ -9,51 +9,22 @@ from numpy.typing import NDArray
 
 from twinstream.schedule.analysis.idle import BUBBLE, CAUSES, LATENCY
 from twinstream.simulator.blocks import COMPUTE, Block, BlockOp, StageProgram
-from twinstream.simulator.pipeline import PassLog
+from twinstream.simulator.pipeline import PassLog, Repetition
+from twinstream.simulator.states import StateChange
 
 _BACK = 6  # blocks before one in which what released its ops is looked for
 _Ints = NDArray[np.int64]
 
 
 class IdleTimes(NamedTuple):
-    """Of a stage's last pass: from the end of compute in the pass before to its own, and causes."""
+    """Of a stage: how long something takes, and what its compute waits for in it."""
 
-    step_ns: int
+    took_ns: int
     causes_ns: dict[str, int]
 
 
-def idle_times(programs: Sequence[StageProgram], log: PassLog) -> list[IdleTimes]:
-    """Return where the last of two passes goes, of every stage.
-
-    A gap is followed back from the compute op that ends it, as `schedule.analysis.idle` does.
-    """
-    times = _Times(programs, log)
-    totals = np.zeros((len(programs), len(CAUSES)), dtype=np.int64)
-    views: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-    blocks: dict[int, Block] = {}
-    for stage, program in enumerate(programs):
-        count = len(program.blocks) // 2
-        blocks |= {id(block): block for block in program.blocks}
-        ids = [id(block) for block in program.blocks]
-        for at in range(count, 2 * count):
-            views.setdefault(tuple(ids[max(0, at - _BACK) : at + 1]), []).append((stage, at))
-    for view, places in views.items():
-        nodes = _nodes([blocks[one] for one in view])
-        stages, at = np.array(places, dtype=np.int64).T
-        known: dict[bytes, list[int]] = {}
-        for stage, row in zip(stages.tolist(), times.of(stages, at, nodes), strict=True):
-            key = row.tobytes()
-            if key not in known:
-                known[key] = _causes(nodes, row.reshape(3, -1).tolist())
-            totals[stage] += known[key]
-    return [
-        IdleTimes(step_ns, {name: int(ns) for name, ns in zip(CAUSES, total, strict=True) if ns})
-        for step_ns, total in zip(times.steps_ns, totals, strict=True)
-    ]
-
-
 @dataclass(frozen=True)
-class _Node:
+class Releases:
     """An op, so many blocks back: its number there, by what compute waits while it runs, and the
     nodes that release it. `is_asked`: compute of the block itself."""
 
@@ -65,7 +36,64 @@ class _Node:
     is_asked: bool
 
 
-def _nodes(view: Sequence[Block]) -> list[_Node]:
+def idle_times(
+    programs: Sequence[StageProgram],
+    log: PassLog,
+    repetition: Repetition | None,
+    known: dict[tuple[int, ...], list[Releases]],
+) -> tuple[list[IdleTimes], list[IdleTimes]]:
+    """Return where the last of two passes goes, of every stage, and where a repetition does.
+
+    A pass is from the end of compute in the pass before to its own. A gap is followed back from
+    the compute op that ends it, as `schedule.analysis.idle` does.
+
+    Args:
+        known: what may release the ops of blocks, by their identities; that of new ones is added.
+    """
+    times = _Times(programs, log)
+    totals = np.zeros((len(programs), len(CAUSES)), dtype=np.int64)
+    again = totals.copy()
+    begins, ends = np.zeros((2, len(programs)), dtype=np.int64)
+    if repetition is not None:
+        begins = np.array(repetition.begins)
+        ends = begins + repetition.blocks
+    views: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    blocks: dict[int, Block] = {}
+    for stage, program in enumerate(programs):
+        count = len(program.blocks) // 2
+        blocks |= {id(block): block for block in program.blocks}
+        ids = [id(block) for block in program.blocks]
+        for at in range(count, 2 * count):
+            views.setdefault(tuple(ids[max(0, at - _BACK) : at + 1]), []).append((stage, at))
+    for view, places in views.items():
+        if view not in known:
+            known[view] = _nodes([blocks[one] for one in view])
+        nodes = known[view]
+        stages, at = np.array(places, dtype=np.int64).T
+        caused: dict[bytes, list[int]] = {}
+        repeats = (at >= begins[stages]) & (at < ends[stages])
+        rows = times.of(stages, at, nodes)
+        for stage, row, is_again in zip(stages.tolist(), rows, repeats.tolist(), strict=True):
+            key = row.tobytes()
+            if key not in caused:
+                caused[key] = _causes(nodes, row.reshape(3, -1).tolist())
+            totals[stage] += caused[key]
+            if is_again:
+                again[stage] += caused[key]
+    period_ns = repetition.period_ns if repetition else 0
+    return (
+        [_told(ns, total) for ns, total in zip(times.steps_ns, totals, strict=True)],
+        [_told(period_ns, total) for total in again],
+    )
+
+
+def _told(took_ns: int, causes_ns: _Ints) -> IdleTimes:
+    return IdleTimes(
+        took_ns, {name: int(ns) for name, ns in zip(CAUSES, causes_ns, strict=True) if ns}
+    )
+
+
+def _nodes(view: Sequence[Block]) -> list[Releases]:
     """Ops of the last block and the one before, and what may release them."""
     last = len(view) - 1
     keys: dict[tuple[int, int, int], int] = {}
@@ -88,7 +116,7 @@ def _nodes(view: Sequence[Block]) -> list[_Node]:
         at, stream, place = key
         op = _op(view, *key)
         found.append(
-            _Node(
+            Releases(
                 last - at, view[at].begins[stream] + place, op.cause, op.price is None,
                 released.get(key, ()), at == last and stream == COMPUTE,
             )
@@ -134,13 +162,17 @@ class _Times:
         )
 
     def _fill(self, log: PassLog) -> None:
-        for change, uses in log.changes.values():
+        uses: dict[int, list[tuple[StateChange, int, tuple[int, ...], tuple[int, ...]]]] = {}
+        for use in log.changes:
+            uses.setdefault(id(use[0]), []).append(use)
+        for same in uses.values():
+            (change, *_), *_ = same
             if not change.times:
                 continue
             member, block, number, is_end, at_ns = np.array(change.times, dtype=np.int64).T
-            since = np.array([one[0] for one in uses], dtype=np.int64)[:, None]
-            stage = np.array([one[1] for one in uses], dtype=np.int64)[:, member]
-            row = np.array([one[2] for one in uses], dtype=np.int64)[:, member] + block
+            since = np.array([one[1] for one in same], dtype=np.int64)[:, None]
+            stage = np.array([one[2] for one in same], dtype=np.int64)[:, member]
+            row = np.array([one[3] for one in same], dtype=np.int64)[:, member] + block
             row -= self._first[stage]
             place = (stage * self._rows + row) * self._width + number
             is_near = row >= 0
@@ -174,7 +206,7 @@ class _Times:
         latest: _Ints = np.maximum.accumulate(found, axis=1)
         return latest
 
-    def of(self, stages: _Ints, at: _Ints, nodes: Sequence[_Node]) -> _Ints:
+    def of(self, stages: _Ints, at: _Ints, nodes: Sequence[Releases]) -> _Ints:
         """Starts, ends and meetings of nodes, from the end of compute in the blocks before."""
         row = at - self._first[stages]
         back = np.array([node.back for node in nodes])
@@ -188,7 +220,7 @@ class _Times:
         return clipped
 
 
-def _causes(nodes: Sequence[_Node], times: Sequence[Sequence[int]]) -> list[int]:
+def _causes(nodes: Sequence[Releases], times: Sequence[Sequence[int]]) -> list[int]:
     """What gaps of a block are put down to."""
     starts, ends, begun = times
     total = dict.fromkeys(CAUSES, 0)

@@ -95,11 +95,16 @@ class StateChange(NamedTuple):
 
 @dataclass
 class States:
-    """What is known of states, over all pipelines that it is used for."""
+    """What is known of states, over all pipelines that it is used for.
+
+    Fields:
+        released: what may release the ops of blocks (`pipeline_idle.Releases`).
+    """
 
     interned: Interned
     around: list[tuple[Block | None, ...]] = field(default_factory=list)
     rates: KnownRates = field(default_factory=dict)
+    released: dict[tuple[int, ...], list[Any]] = field(default_factory=dict)
     _around_at: dict[tuple[int, ...], int] = field(default_factory=dict)
     _flows: dict[tuple[int, tuple[int, ...]], SharedFlow] = field(default_factory=dict)
     _next: dict[SystemState, StateChange] = field(default_factory=dict)

@@ -15,29 +15,9 @@ from benchmarks.accuracy.published.published_models import published_shape
 from twinstream.hardware_profiles.clusters.loader import load_cluster
 from twinstream.layered.estimate import Question, mesh_of
 from twinstream.layered.step import LayeredTask
-from twinstream.models.decoders.spec import ModelSpec
-from twinstream.models.layered.model import LayeredModel
+from twinstream.models.layered.from_decoder import layered_decoder
 
 _CLUSTERS = {"A100_40GB": "a100_40gb", "A100_80GB": "a100_dgx", "H100_80GB": "h100_dgx"}
-
-
-def decoder(spec: ModelSpec, seq_len: int) -> LayeredModel:
-    """Return a decoder with learned positions as layers."""
-    width = spec.d_model
-    return LayeredModel.model_validate(
-        {
-            "name": spec.name,
-            "layers": [
-                {"kind": "tokens", "vocab": spec.vocab_size, "width": width, "seq_len": seq_len},
-                {
-                    "kind": "transformer", "layers": spec.num_layers, "width": width,
-                    "heads": spec.num_heads, "ffn": spec.d_ff, "seq_len": seq_len, "causal": True,
-                },
-                {"kind": "mlp", "name": "head", "widths": [width, spec.vocab_size],
-                 "rows": seq_len},
-            ],
-        }
-    )  # fmt: skip
 
 
 def errors(path: Path) -> dict[str, list[float]]:
@@ -56,7 +36,7 @@ def errors(path: Path) -> dict[str, list[float]]:
             recompute = row["activation_checkpointing"] == "true"
             task = LayeredTask(int(row["global_batch"]), recompute=recompute)
             mesh = mesh_of(cluster, int(row["num_gpus"]))
-            asked = Question(decoder(spec, seq_len), cluster, mesh, task)
+            asked = Question(layered_decoder(spec, seq_len), cluster, mesh, task)
             step_s = asked.estimate({"dense": ("fsdp",)}).step.step_ns / 1e9
             found[row["gpu_type"]].append(step_s / float(row["step_time_s"]) - 1)
     return found

@@ -1,4 +1,5 @@
-"""Sums over whole gradients: one added to another, and the norm of all, by which they are clipped.
+"""Sums over whole gradients: of one and another, or of pieces; and the norm of all, by which they
+are clipped.
 
 The norm is of squares by group, then the root.
 """
@@ -7,6 +8,7 @@ import torch
 
 from twinstream.executor.kernels.calls import Calls
 from twinstream.executor.kernels.operand import DTYPES, Operands, shard_of
+from twinstream.executor.kernels.parts.sums import write_sum
 from twinstream.executor.kernels.vector.vector_ops import VectorOps
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.models.kernel_costs.attributes import Attributes, typed_attribute
@@ -60,6 +62,18 @@ def add_gradients(
     shape = (typed_attribute(attributes, "num_elements", int),)
     sums = operands["sum"].view(dtype, shape)
     calls.add(sums.add_, operands["gradients"].view(dtype, shape))
+
+
+def sum_pieces(operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls) -> None:
+    """Write the sum of pieces of a gradient, in their order and in float32, rounded once."""
+    dtype = DTYPES[typed_attribute(attributes, "dtype", str)]
+    num_elements, num_pieces = (
+        typed_attribute(attributes, name, int) for name in ("num_elements", "num_pieces")
+    )
+    pieces_PN = operands["pieces"].view(dtype, (num_pieces, num_elements))
+    sum_N = operands["gradients"].view(dtype, (num_elements,))
+    calls.add(operands["gradients"].bytes[sum_N.nbytes :].zero_)  # padding of shards
+    calls.add(write_sum, pieces_PN.unsqueeze(2), None, sum_N.unsqueeze(1))
 
 
 def no_squares(operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls) -> None:

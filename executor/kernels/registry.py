@@ -4,10 +4,16 @@ from collections.abc import Callable
 
 from twinstream.executor.kernels.block.block_backward import block_backward
 from twinstream.executor.kernels.block.block_forward import (
+    block_combine_forward,
     block_forward,
     block_recompute_attention,
     block_recompute_experts,
     block_recompute_input,
+)
+from twinstream.executor.kernels.block.shared_experts import (
+    block_dispatch_backward,
+    experts_backward,
+    experts_forward,
 )
 from twinstream.executor.kernels.calls import Calls
 from twinstream.executor.kernels.embedding import embed_backward, embed_forward
@@ -17,6 +23,7 @@ from twinstream.executor.kernels.gradient_norm import (
     gradient_squares,
     no_squares,
     shard_squares,
+    sum_pieces,
     sum_squares,
 )
 from twinstream.executor.kernels.head_dpo import head_dpo, head_dpo_evaluate
@@ -57,6 +64,10 @@ _COMPOSITIONS: dict[str, Callable[..., None]] = {
     "block_recompute_attention": block_recompute_attention,
     "block_recompute_input": block_recompute_input,
     "block_backward": block_backward,
+    "block_combine_forward": block_combine_forward,
+    "block_dispatch_backward": block_dispatch_backward,
+    "experts_forward": experts_forward,
+    "experts_backward": experts_backward,
     "head_loss": head_loss,
     "head_evaluate": head_evaluate,
     "head_dpo": head_dpo,
@@ -68,6 +79,7 @@ _COMPOSITIONS: dict[str, Callable[..., None]] = {
     "no_squares": no_squares,
     "shard_squares": shard_squares,
     "sum_squares": sum_squares,
+    "sum_pieces": sum_pieces,
     "adamw_step": adamw_step,
     "element_step": element_step,
     "muon_step": muon_step,

@@ -10,6 +10,7 @@ import torch
 from twinstream.executor.backends.gpu import TorchGpu
 from twinstream.executor.kernels.operand import KernelOperand, Pack
 from twinstream.executor.memory.disk_arena import DiskArena
+from twinstream.executor.memory.staging import Staging
 from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.ops import Communicate, Compute, Copy
 from twinstream.schedule.proof.accesses import AccessMap
@@ -114,6 +115,20 @@ class Arenas:
             self._views[key] = self.memory[self._map.slots[slot].tier][start:end]
         return self._views[key]
 
+    def part(self, tensor: str, slot: str, low: int, high: int) -> torch.Tensor:
+        """Some of the tensor's bytes in the slot; of a disk a copy of these alone."""
+        start, _ = self._map.address(tensor, slot, None)
+        return self.memory[self.tier(slot)][start + low : start + high]
+
+    def put(self, tensor: str, slot: str, source: torch.Tensor, staging: Staging) -> None:
+        """Fill the slot with the tensor, 1-D uint8; a file that is only read has it already."""
+        if self.tier(slot) != DISK:
+            staging.copy(self.view(tensor, slot), source)
+            return
+        start, _ = self._map.address(tensor, slot, None)
+        if not self._disk.is_file(start):
+            self._disk.write(start, source.cpu())
+
     def tier(self, slot: str) -> Tier:
         """Where a slot lies."""
         return self._map.slots[slot].tier
@@ -138,12 +153,21 @@ class Arenas:
         source = self.view(op.tensor, op.source, op.num_parts)
         return source, self.view(op.tensor, op.destination, op.num_parts)
 
-    def disk_read(self, op: Copy) -> Callable[[], None]:
-        """What reads the source of a copy, which is on a disk, into its destination."""
+    def disk_copy(self, op: Copy) -> Callable[[], None]:
+        """What carries out a copy between a disk and host memory."""
+        if self.tier(op.source) == DISK:
+            start, end = self._map.address(op.tensor, op.source, op.num_parts)
+            into = self.view(op.tensor, op.destination, op.num_parts)
+            return partial(self._disk.read, start, end, into)
+        start, _ = self._map.address(op.tensor, op.destination, op.num_parts)
+        source = self.view(op.tensor, op.source, op.num_parts)
+        return partial(self._disk.write, start, source)
+
+    @property
+    def _disk(self) -> DiskArena:
         disk = self.memory[DISK]
         assert isinstance(disk, DiskArena), "a disk's tier has its arena"
-        start, end = self._map.address(op.tensor, op.source, op.num_parts)
-        return partial(disk.read, start, end, self.view(op.tensor, op.destination, op.num_parts))
+        return disk
 
     def poison(self) -> None:
         """Fill everything with NaN."""

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from twinstream.schedule.document import RankSchedule
-from twinstream.schedule.ops import DISK_READ, HOST_COMPUTE, Compute, Feed, Fetch, Op, Stream
+from twinstream.schedule.ops import DISK_QUEUES, HOST_COMPUTE, Compute, Feed, Fetch, Op, Stream
 from twinstream.schedule.proof.needed_waits import needed_waits
 
-_OF_HOST = (HOST_COMPUTE, DISK_READ)  # queues
+_OF_HOST = (HOST_COMPUTE, *DISK_QUEUES)  # queues
 Work = Callable[[int], None]
 """What an op does when its turn comes; it is told the number of the pass."""
 

@@ -50,6 +50,8 @@ def calls_of(meeting: Meeting) -> list[Call]:
     match meeting.op.collective:
         case "all_gather":
             return [_gather(taken, given, meeting.group, last_first=meeting.op.last_first is True)]
+        case "all_to_all" if meeting.op.counts is not None:
+            return [_swap_rows(taken, given, meeting.operands[2].bytes, meeting.group)]
         case "all_to_all":
             return [_swap(taken, given, meeting.group)]
         case _:
@@ -58,8 +60,9 @@ def calls_of(meeting: Meeting) -> list[Call]:
 
 def _ends(meeting: Meeting) -> tuple[torch.Tensor, torch.Tensor]:
     """What is given and what is taken; of an operand that holds both, the whole and the shard."""
-    if len(meeting.operands) == 2:
-        given, taken = sorted(meeting.operands, key=lambda operand: operand.mode)  # read, write
+    if len(meeting.operands) > 1:
+        both = meeting.operands[:2]
+        given, taken = sorted(both, key=lambda operand: operand.mode)  # read, write
         return given.bytes, taken.bytes
     whole = meeting.operands[0].bytes
     shard = _own_shard(whole, meeting.group)
@@ -151,6 +154,27 @@ def _gather(
 def _swap(taken: torch.Tensor, given: torch.Tensor, group: ChannelGroup) -> Call:
     """Piece i goes to rank i, and piece j comes from rank j."""
     return lambda: dist.all_to_all_single(taken, given, group=group.process_group) and None
+
+
+def _swap_rows(
+    taken: torch.Tensor, given: torch.Tensor, counts: torch.Tensor, group: ChannelGroup
+) -> Call:
+    """Rows of experts to the ranks that have these, or back; the host reads how many there are."""
+    counts_NNE = counts.view(torch.int32).view(group.size, group.size, -1)
+
+    def swap() -> None:
+        rows_NN = counts_NNE.sum(2).tolist()  # of each rank, those of each rank's experts
+        own = rows_NN[group.place]
+        row_bytes = min(given.numel(), taken.numel()) // sum(own)
+        sent = [rows * row_bytes for rows in own]
+        heard = [rows[group.place] * row_bytes for rows in rows_NN]
+        if taken.numel() < given.numel():
+            sent, heard = heard, sent
+        dist.all_to_all_single(
+            taken[: sum(heard)], given[: sum(sent)], heard, sent, group=group.process_group
+        )
+
+    return swap
 
 
 def _copy(taken: torch.Tensor, given: torch.Tensor) -> None:

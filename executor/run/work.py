@@ -19,8 +19,8 @@ from twinstream.executor.run.packs import noting_packs
 from twinstream.models.providers.model import model_of
 from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import SeveralRanksError
-from twinstream.schedule.ops import DISK_READ, Communicate, Compute, Copy, Feed, Fetch, Op
-from twinstream.schedule.tensors import DEVICE, DISK
+from twinstream.schedule.ops import DISK_QUEUES, Communicate, Compute, Copy, Feed, Fetch, Op
+from twinstream.schedule.tensors import DEVICE, DISK, HOST
 
 Content = tuple[str, str] | tuple[str, str, int | None]
 """Tensor and slot, and how many parts of it."""
@@ -59,9 +59,9 @@ def bind_works(
                     bound[content] = kernels[op.call](arenas.operands(op), attributes)
                 calls = bound[content]
                 return lambda pass_index: calls()
-            case Copy() if arenas.tier(op.source) == DISK:
-                read = arenas.disk_read(op)
-                return lambda pass_index: read()
+            case Copy() if DISK in (arenas.tier(op.source), arenas.tier(op.destination)):
+                copy = arenas.disk_copy(op)
+                return lambda pass_index: copy()
             case Copy():
                 return _copy(*arenas.copy_views(op))
             case Feed() | Fetch():
@@ -82,9 +82,10 @@ def bind_works(
     dying = dying_content(schedule)
 
     def filled(op: Op, dead: Iterable[Content]) -> list[torch.Tensor]:
-        by_host = isinstance(op, Feed | Fetch) or op.stream.queue == DISK_READ
+        by_host = isinstance(op, Feed | Fetch) or op.stream.queue in DISK_QUEUES
         in_order = options.backend == "cpu" or by_host
-        return [arenas.view(*c) for c in dead if in_order or arenas.tier(c[1]) == DEVICE]
+        tiers = (DEVICE, HOST) if in_order else (DEVICE,)
+        return [arenas.view(*c) for c in dead if arenas.tier(c[1]) in tiers]
 
     return [
         _poisoned(work, before=filled(op, _written(op)), after=filled(op, dying.get(op.op_id, ())))

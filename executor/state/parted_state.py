@@ -1,4 +1,5 @@
-"""A run's state as ranks of a layout have it, and whole again: parts of tensors, then shards.
+"""A run's state as ranks of a layout have it, and whole again: parts of tensors or some experts,
+then shards.
 
 Names and values of the whole are as in `initial_state`. Of each group its parameters, and every
 number of its elements' optimizer state, lie one behind the other; each of these is cut alike.
@@ -7,32 +8,36 @@ number of its elements' optimizer state, lie one behind the other; each of these
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 import torch
 
 from twinstream.executor.state.sharded_state import ShardedState, StateSizes, recut
 from twinstream.executor.state.training_state import State
-from twinstream.models.decoders.parted import PartedSpec
+from twinstream.models.decoders.parted import PartedSpec, SharedSpec
 from twinstream.models.decoders.spec import ModelSpec
-from twinstream.models.layout import PART, FlatLayout, whole_group
+from twinstream.models.layout import FlatLayout, whole_group
 from twinstream.models.layouts.layout import Layout
-from twinstream.models.lowering.sharding import sharding_of
-from twinstream.models.providers.trained import layout_of
+from twinstream.models.lowering.sharding import shares_experts
+from twinstream.models.providers.trained import all_groups, layout_of
+from twinstream.models.recipes.quantized_base import SCALES
 from twinstream.models.recipes.recipe import Recipe
 
 Place = tuple[int, int, int]  # which of the replicas, of the ranks of cp, of those of tp
 
 
-def place_of(coordinates: Mapping[str, int]) -> Place:
-    """Of a rank, by what decides its state beside its stage."""
-    return coordinates.get("dp", 0), coordinates.get("cp", 0), coordinates.get("tp", 0)
+def place_of(coordinates: Mapping[str, int], ep: int = 1) -> Place:
+    """Of a rank, by what decides its state beside its stage, where `ep` replicas share experts."""
+    replica = coordinates.get("dp", 0) * ep + coordinates.get("ep", 0)
+    return replica, coordinates.get("cp", 0), coordinates.get("tp", 0)
 
 
 @dataclass(frozen=True)
 class RankStates:
     """The cut of a model's state over the replicas and the tensor parallel ranks of a layout.
 
-    Ranks of cp keep what replicas do: each has its shards, or all.
+    `split` is the model as one of them has it; None where each has all of a stage. Ranks of cp keep
+    what replicas do: each has its shards, or all.
     """
 
     spec: ModelSpec
@@ -42,85 +47,97 @@ class RankStates:
     @classmethod
     def of(cls, spec: ModelSpec, recipe: Recipe, layout: Layout) -> "RankStates | None":
         """None where each rank of a stage has all of what the stage has."""
-        is_whole = not layout.in_parts and sharding_of(layout) is None
-        return None if is_whole else cls(spec, recipe, layout)
+        found = cls(spec, recipe, layout)
+        is_sharded = layout.zero and layout.dp * layout.cp > 1
+        return found if found.split is not None or is_sharded else None
 
     def names(self, name: str) -> list[str]:
         """Return what a rank has of a tensor of the whole."""
-        if not self.layout.in_parts:
-            return [name]
         kind, _, group = name.partition(".")
         return [f"{kind}.{own}" for own in self._groups(group)]
 
     def of_rank(self, state: State, place: Place) -> State:
         """Return what a rank keeps; `state` may lack some of the groups."""
-        replica, of_sequence, rank = place
-        found = state
-        if self.layout.in_parts:
+        found, rank = state, self._rank(place)
+        if self.split is not None:
             found = {}
             for name, flat in state.items():
                 found |= self._in_parts(name, flat, rank)
-        sharded = self._sharded
-        return (
-            found
-            if sharded is None
-            else sharded.shard(found, replica * self.layout.cp + of_sequence)
-        )
+        return self._sharded.shard(found, place[0] * self.layout.cp + place[1])
 
     def whole(self, states: Mapping[Place, State]) -> State:
         """The state again, from that of all replicas and ranks of tp of a stage."""
         joined: dict[int, State] = {}
-        sharded = self._sharded
         for rank in sorted({place[2] for place in states}):
-            replicas = [states[place] for place in sorted(states) if place[2] == rank]
-            joined[rank] = replicas[0] if sharded is None else sharded.whole(replicas)
-        if not self.layout.in_parts:
+            replicas = [place for place in sorted(states) if place[2] == rank]
+            whole = self._sharded.whole([states[place] for place in replicas])
+            for place in replicas if self.layout.ep > 1 else replicas[:1]:
+                own = {name: states[place][name] for name in whole if self._is_shared(name)}
+                joined[self._rank(place)] = whole | own
+        if self.split is None:
             return joined[0]
         names = dict.fromkeys(whole_group(name) for name in joined[0])
         return {name: self._joined(name, joined) for name in names}
 
     @cached_property
-    def parted(self) -> PartedSpec:
-        """The model whose groups a rank of tp has."""
-        return PartedSpec.of(self.spec, self.layout.tp, self.layout.num_parts)
+    def split(self) -> PartedSpec | SharedSpec | None:
+        """The model whose groups a rank of tp, or one that shares experts, has."""
+        if self.layout.in_parts:
+            return PartedSpec.of(self.spec, self.layout.tp, self.layout.num_parts)
+        return SharedSpec.of(self.spec, self.layout.ep) if self.layout.ep > 1 else None
 
     @property
-    def _sharded(self) -> ShardedState | None:
-        sharding = sharding_of(self.layout)
-        if sharding is None:
-            return None
-        spec = self.parted if self.layout.in_parts else self.spec
-        return ShardedState(spec, self.recipe, sharding)
+    def _sharded(self) -> ShardedState:
+        return ShardedState(self.split or self.spec, self.recipe, self.layout)
+
+    def _rank(self, place: Place) -> int:
+        """Which of the ranks that the model is split over it is."""
+        return place[2] if self.layout.ep == 1 else place[0] % self.layout.ep
+
+    def _is_shared(self, name: str) -> bool:
+        return shares_experts(self.layout, name)
 
     def _in_parts(self, name: str, flat: torch.Tensor, rank: int) -> State:
-        """What a rank of tp has of a tensor: what all have, and its own parts."""
+        """What a rank has of a tensor: what all have, and its own parts."""
         kind, _, group = name.partition(".")
-        parted, streams = self.parted, self._streams(name, flat)
-        found = {}
+        parted = self._split
+        if self._groups(group) == [group] and parted.part_of(group, rank) is None:
+            return {name: flat}
+        streams, found = self._streams(name, flat), {}
         for own in self._groups(group):
-            number = own.partition(PART)[2]
-            part = rank * parted.parts_each + int(number) if number else None
-            layout = parted.group_layout(own)
+            part, layout = parted.part_of(own, rank), layout_of(parted, self.recipe, own)
             cut = [self._cut(stream, group, layout, part) for stream in streams]
             found[f"{kind}.{own}"] = self._laid(kind, own, cut, parted)
         return found
 
     def _joined(self, name: str, states: Mapping[int, State]) -> torch.Tensor:
         kind, _, group = name.partition(".")
-        parted, whole = self.parted, layout_of(self.spec, self.recipe, group)
+        parted = self._split
+        if self._groups(group) == [group] and parted.part_of(group, 0) is None:
+            return states[0][name]
+        whole = layout_of(self.spec, self.recipe, group)
         streams: list[torch.Tensor] = []
         for rank, state in states.items():
             for own in self._groups(group):
-                number = own.partition(PART)[2]
-                part = rank * parted.parts_each + int(number) if number else None
+                part = parted.part_of(own, rank)
+                layout = layout_of(parted, self.recipe, own)
                 found = self._streams(f"{kind}.{own}", state[f"{kind}.{own}"], parted)
                 streams = streams or [_empty(one, whole, self.spec.itemsize) for one in found]
                 for stream, into in zip(found, streams, strict=True):
-                    self._put(stream, into, group, parted.group_layout(own), part)
+                    self._put(stream, into, group, layout, part)
         return self._laid(kind, group, streams, self.spec)
 
     def _groups(self, group: str) -> list[str]:
-        return [own for own in self.parted.parameter_groups if whole_group(own) == group]
+        """Those of a rank that are of a whole group."""
+        if self.split is None:
+            return [group]
+        groups = all_groups(self.split, self.recipe)
+        return [own for own in groups if whole_group(own) == group]
+
+    @property
+    def _split(self) -> PartedSpec | SharedSpec:
+        assert self.split is not None, "each rank has all of a stage"
+        return self.split
 
     def _cut(
         self, stream: torch.Tensor, group: str, layout: FlatLayout, part: int | None
@@ -146,21 +163,23 @@ class RankStates:
             if part is None:
                 target.copy_(source)
                 continue
-            axis, sections = self.parted.cut(inner.name)
+            axis, pieces = self._sections(target, inner.name)
             at = 0
-            for piece, size in zip(
-                torch.split(target, list(sections), axis), sections, strict=True
-            ):
-                own = size // self.parted.parts
+            for piece in pieces:
+                own = piece.shape[axis] // self._split.parts
                 piece.narrow(axis, part * own, own).copy_(source.narrow(axis, at, own))
                 at += own
 
     def _of_part(self, whole: torch.Tensor, name: str, part: int | None) -> torch.Tensor:
         if part is None:
             return whole
-        axis, sections = self.parted.cut(name)
-        pieces = torch.split(whole, list(sections), axis)
-        return torch.cat([one.chunk(self.parted.parts, axis)[part] for one in pieces], axis)
+        axis, pieces = self._sections(whole, name)
+        return torch.cat([one.chunk(self._split.parts, axis)[part] for one in pieces], axis)
+
+    def _sections(self, whole: torch.Tensor, name: str) -> tuple[int, tuple[torch.Tensor, ...]]:
+        """What of a weight, or of its codes or scales, is cut by itself, and along which axis."""
+        axis, sections = self._split.cut(name.removesuffix(SCALES))
+        return axis, torch.split(whole, list(sections), 0) if axis == 0 else (whole,)
 
     def _streams(
         self, name: str, flat: torch.Tensor, spec: ModelSpec | None = None
@@ -190,6 +209,11 @@ def _empty(like: torch.Tensor, layout: FlatLayout, itemsize: int) -> torch.Tenso
 
 
 def _view(flat: torch.Tensor, layout: FlatLayout, name: str, itemsize: int) -> torch.Tensor:
+    """A weight in its shape; codes of it, or its scales, as bytes by row."""
     inner = layout.tensor(name)
+    if name.endswith(SCALES) or inner.size_bytes < prod(inner.shape) * itemsize:
+        rows = layout.tensor(name.removesuffix(SCALES)).shape[0]
+        coded = flat.view(torch.uint8)[inner.offset_bytes : inner.offset_bytes + inner.size_bytes]
+        return coded.view(rows, -1)
     start = inner.offset_bytes // itemsize
     return flat[start : start + inner.size_bytes // itemsize].view(inner.shape)

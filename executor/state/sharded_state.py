@@ -12,8 +12,9 @@ import torch
 from twinstream.executor.state.training_state import State
 from twinstream.models.decoders.spec import ITEMSIZE_BYTES, ModelSpec
 from twinstream.models.kernel_costs.scratch_sizes import code_blocks
+from twinstream.models.layouts.layout import Layout
 from twinstream.models.lowering.declarations import optimizer_parts
-from twinstream.models.lowering.sharding import Sharding
+from twinstream.models.lowering.sharding import Sharding, sharding_of
 from twinstream.models.providers.trained import layout_of, trained_groups
 from twinstream.models.recipes.recipe import Recipe
 from twinstream.models.recipes.update_rules import states_of_element
@@ -61,20 +62,21 @@ class ShardedState(StateSizes):
     Keys and values are as in `initial_state`; a rank's are as its schedule has them.
     """
 
-    sharding: Sharding
+    layout: Layout
 
     def shard(self, state: State, index: int) -> State:
         """Return what rank `index` of the replicas keeps; `state` may lack some of the groups."""
-        num_shards = self.sharding.num_shards
         found = {}
         for name, flat in state.items():
             kind, _, group = name.partition(".")
-            if not self._is_cut(group):
+            sharding = self._sharding(group)
+            if sharding is None:
                 found[name] = flat
                 continue
-            cut = recut(flat, self.sizes(kind), self.parts(kind, group), self._shards(group))
-            keeps = kind == "opt" or self.sharding.zero == 3
-            found[name] = cut.chunk(num_shards)[index].clone() if keeps else cut
+            shards = self._shards(sharding, group)
+            cut = recut(flat, self.sizes(kind), self.parts(kind, group), shards)
+            keeps = kind == "opt" or sharding.zero == 3
+            found[name] = cut.chunk(sharding.num_shards)[index].clone() if keeps else cut
         return found
 
     def whole(self, shards: Sequence[State]) -> State:
@@ -82,22 +84,26 @@ class ShardedState(StateSizes):
         found = {}
         for name in shards[0]:
             kind, _, group = name.partition(".")
-            if not self._is_cut(group):
+            sharding = self._sharding(group)
+            if sharding is None:
                 found[name] = shards[0][name]
                 continue
-            keeps = kind == "opt" or self.sharding.zero == 3
+            keeps = kind == "opt" or sharding.zero == 3
             flat = torch.cat([one[name] for one in shards]) if keeps else shards[0][name]
             parts = self.parts(kind, group)
-            found[name] = recut(flat, self.sizes(kind), self._shards(group), parts)
+            found[name] = recut(flat, self.sizes(kind), self._shards(sharding, group), parts)
         return found
 
-    def _is_cut(self, group: str) -> bool:
-        """What is not trained is whole where parameters are."""
-        return self.sharding.zero == 3 or group in trained_groups(self.spec, self.recipe)
+    def _sharding(self, group: str) -> Sharding | None:
+        """None of what is whole: what is not trained, where parameters are."""
+        sharding = sharding_of(self.layout, group)
+        if sharding is None or sharding.zero == 3:
+            return sharding
+        return sharding if group in trained_groups(self.spec, self.recipe) else None
 
-    def _shards(self, group: str) -> list[int]:
-        shard = self.sharding.shard_elements(self.num_elements(group), self.recipe)
-        return self.sharding.num_shards * [shard]
+    def _shards(self, sharding: Sharding, group: str) -> list[int]:
+        shard = sharding.shard_elements(self.num_elements(group), self.recipe)
+        return sharding.num_shards * [shard]
 
 
 def recut(

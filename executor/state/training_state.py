@@ -92,8 +92,7 @@ def fill_carried(schedule: RankSchedule, arenas: Arenas, state: Mapping[str, tor
     """
     staging = Staging()
     for tensor, slot, source in _carried(schedule, state):
-        if arenas.tier(slot) != DISK:
-            staging.copy(arenas.view(tensor, slot), source)
+        arenas.put(tensor, slot, source, staging)
 
 
 def read_carried(
@@ -103,8 +102,7 @@ def read_carried(
     result = {name: flat.clone() for name, flat in state.items()}
     staging = Staging()
     for tensor, slot, destination in _carried(schedule, result):
-        if arenas.tier(slot) != DISK:
-            staging.copy(destination, arenas.view(tensor, slot))
+        staging.copy(destination, arenas.view(tensor, slot))
     return result
 
 
@@ -125,16 +123,14 @@ def put_carried(
     flat: torch.Tensor,
     staging: Staging | None = None,
 ) -> None:
-    """Put one whole tensor, 1-D uint8, into every slot that carries it or a part of it; what is on
-    a disk is there.
+    """Put one whole tensor, 1-D uint8, into every slot that carries it or a part of it; what a
+    file has is there.
 
     Of several that follow one another `staging` has the copies overlap.
     """
     staging = staging or Staging()
     for tensor, slot, source in _carried(schedule, {name: flat}, name):
-        if arenas.tier(slot) == DISK:
-            continue
-        staging.copy(arenas.view(tensor, slot), source)
+        arenas.put(tensor, slot, source, staging)
 
 
 def take_carried(
@@ -150,15 +146,18 @@ def take_carried(
     tensors = {tensor.tensor_id: tensor for tensor in schedule.tensors}
     end = tensors[name].size_bytes if stop is None else stop
     inside: list[tuple[int, torch.Tensor]] = []  # where in the range bytes belong
+    elsewhere = {item.tensor for item in schedule.carried if arenas.tier(item.slot) != DISK}
     for item in schedule.carried:
+        if arenas.tier(item.slot) == DISK and item.tensor in elsewhere:
+            continue
         tensor = tensors[item.tensor]
         if (tensor.parent or item.tensor) != name:
             continue
         low = max(start, tensor.offset_bytes)
         high = min(end, tensor.offset_bytes + tensor.size_bytes)
         if low < high:
-            view = arenas.view(item.tensor, item.slot)
-            view = view[low - tensor.offset_bytes : high - tensor.offset_bytes]
+            first = tensor.offset_bytes
+            view = arenas.part(item.tensor, item.slot, low - first, high - first)
             if view.numel() == end - start and not view.is_cuda:
                 return view
             inside.append((low - start, view))

@@ -8,7 +8,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -58,8 +58,12 @@ class DiskFiles:
     Attributes:
         extents: by tensor; what lies between them is zero.
         expected_bytes_per_s: the rate that a plan counts with.
-        limited: whether no more than that rate is to be read.
+        limited: whether a drive of the rates that a plan counts with is to be kept to.
         tell: takes a line where reads are not direct, or slow.
+        place: the folder for a file of what a run itself keeps on the disk; None of what is only
+            read.
+        written_bytes_per_s: the rate of writes that a plan counts with.
+        overlap: of what reads and writes reach alone, how much they do together, 1 to 2.
     """
 
     extents: dict[str, tuple[FileExtent, ...]]
@@ -67,25 +71,85 @@ class DiskFiles:
     limited: bool = False
     tell: Callable[[str], None] = lambda line: None
     stamps: dict[Path, list[int]] = field(default_factory=dict)
+    place: Path | None = None
+    written_bytes_per_s: float = float("inf")
+    overlap: float = 1.0
 
     def __post_init__(self) -> None:
         for path in sorted({one.path for found in self.extents.values() for one in found}):
             self.stamps[path] = stamp_of(path)
 
 
+class DriveClock:
+    """When a drive of limited rates is through with what was asked of it, both ways."""
+
+    def __init__(self, overlap: float = 1.0) -> None:
+        self._overlap, self._free_s = overlap, 0.0
+        self._lock = threading.Lock()
+
+    def reserve(self, from_s: float, alone_s: float) -> float:
+        """Return when it is through with one more request, of so many seconds alone."""
+        with self._lock:
+            self._free_s = max(from_s, self._free_s) + alone_s / self._overlap
+            return self._free_s
+
+
+class Pace:
+    """One way of a drive: keeps to its rate if that is limited, and says if the drive is slower.
+
+    Attributes:
+        num_bytes, busy_s: so far, and how long that took.
+    """
+
+    def __init__(self, verb: str, rate: float, files: DiskFiles, drive: DriveClock) -> None:
+        self.num_bytes, self.busy_s = 0, 0.0
+        self._verb, self._rate, self._files, self._drive = verb, rate, files, drive
+        self._free_s = 0.0
+        self._told = False
+
+    def keep(self, begun_s: float, num_bytes: int) -> None:
+        """Note what was done since a time, by `time.perf_counter`."""
+        left = num_bytes if self._files.limited else 0
+        while left:  # request by request, so that both ways take turns
+            now = min(left, REQUEST_BYTES)
+            # a sleep that was too long is made up for, a pause between requests is not
+            since_s = begun_s - _OVERSLEPT_S
+            self._free_s = max(since_s, self._free_s) + now / self._rate
+            free_s = max(self._free_s, self._drive.reserve(since_s, now / self._rate))
+            time.sleep(max(0.0, free_s - time.perf_counter()))
+            left -= now
+        self.num_bytes += num_bytes
+        self.busy_s += time.perf_counter() - begun_s
+        measured = self.num_bytes / max(self.busy_s, 1e-9)
+        # while both ways are under way each is slower than alone, and a plan knows
+        usual = self._rate * (0.5 if self._files.place is not None else 1.0)
+        if self.busy_s > _ENOUGH_S and measured < _SLOW * usual and not self._told:
+            self._told = True
+            self._files.tell(
+                f"note: the drive {self._verb} {brief(round(measured))} a second, and the plan "
+                f"counts with {brief(round(self._rate))}: steps wait for the disk. `twinstream "
+                "probe --disk PATH` measures it anew"
+            )
+
+
 class DiskReader:
     """Reads extents of files; one caller at a time, which waits until all is there.
 
-    Attributes:
-        num_bytes, busy_s: read so far, and how long that took.
+    Args:
+        own: by path, a handle of a file that may change, and whether its reads are direct.
+        drive: that others use, too.
     """
 
-    def __init__(self, files: DiskFiles) -> None:
-        self._files = files
-        self.num_bytes, self.busy_s = 0, 0.0
+    def __init__(
+        self,
+        files: DiskFiles,
+        own: Mapping[Path, tuple[int, bool]] | None = None,
+        drive: DriveClock | None = None,
+    ) -> None:
+        self._files, self._own = files, dict(own or {})
+        self.pace = Pace("reads", files.expected_bytes_per_s, files, drive or DriveClock())
         self._handles: dict[Path, tuple[int, bool]] = {}
         self._buffers = threading.local()
-        self._free_s = 0.0  # when a drive of the limited rate is through with what was read
         self._told: set[str] = set()
         self._pool = ThreadPoolExecutor(THREADS, "twinstream-disk")
 
@@ -113,15 +177,17 @@ class DiskReader:
             into[end : one.at_bytes] = 0
             end = one.at_bytes + one.size_bytes
         into[end:] = 0
-        parts = [part for one in extents for part in _requests(one)]
+        parts = [part for one in extents for part in requests(one)]
         for done in [self._pool.submit(self._request, part, into) for part in parts]:
             done.result()
         for path in dict.fromkeys(one.path for one in extents):
             self._require_same(path)
-        self._keep_to_rate(begun_s, sum(one.size_bytes for one in extents))
+        self.pace.keep(begun_s, sum(one.size_bytes for one in extents))
 
     def _open(self, path: Path) -> tuple[int, bool]:
         """Return a handle, and whether its reads are direct."""
+        if path in self._own:
+            return self._own[path]
         if path not in self._handles:
             self._require_same(path)
             try:
@@ -151,7 +217,7 @@ class DiskReader:
 
     def _request(self, part: FileExtent, into: Bytes) -> None:
         """Read one part, in the thread of the pool that is called."""
-        handle, is_direct = self._handles[part.path]
+        handle, is_direct = self._open(part.path)
         low = part.start_bytes // BLOCK_BYTES * BLOCK_BYTES
         end = part.start_bytes + part.size_bytes
         wanted = -(-end // BLOCK_BYTES) * BLOCK_BYTES - low
@@ -184,11 +250,13 @@ class DiskReader:
     def _buffer(self) -> memoryview:
         """Return this thread's, which begins at a page."""
         if not hasattr(self._buffers, "mine"):
-            self._buffers.mine = memoryview(mmap.mmap(-1, REQUEST_BYTES + BLOCK_BYTES))
+            self._buffers.mine = aligned_buffer()
         found: memoryview = self._buffers.mine
         return found
 
     def _require_same(self, path: Path) -> None:
+        if path in self._own:
+            return
         try:
             now = stamp_of(path)
         except OSError as error:
@@ -201,23 +269,6 @@ class DiskReader:
                 "last one",
             )
 
-    def _keep_to_rate(self, begun_s: float, num_bytes: int) -> None:
-        rate = self._files.expected_bytes_per_s
-        if self._files.limited:
-            # a sleep that was too long is made up for, a pause between reads is not
-            self._free_s = max(begun_s - _OVERSLEPT_S, self._free_s) + num_bytes / rate
-            time.sleep(max(0.0, self._free_s - time.perf_counter()))
-        self.num_bytes += num_bytes
-        self.busy_s += time.perf_counter() - begun_s
-        measured = self.num_bytes / max(self.busy_s, 1e-9)
-        if self.busy_s > _ENOUGH_S and measured < _SLOW * rate:
-            self._say(
-                f"the drive reads {brief(round(measured))} a second, and the plan counts with "
-                f"{brief(round(rate))}: steps wait for the disk. `twinstream probe --disk PATH` "
-                "measures it anew",
-                "slow",
-            )
-
     def _say(self, line: str, key: str = "cached") -> None:
         """Say a thing once."""
         if key not in self._told:
@@ -225,7 +276,12 @@ class DiskReader:
             self._files.tell(f"note: {line}")
 
 
-def _requests(extent: FileExtent) -> Iterator[FileExtent]:
+def aligned_buffer() -> memoryview:
+    """Return bytes for a request, wherever in a block it begins, that begin at a page."""
+    return memoryview(mmap.mmap(-1, REQUEST_BYTES + BLOCK_BYTES))
+
+
+def requests(extent: FileExtent) -> Iterator[FileExtent]:
     """Parts of an extent that are each one request; all but the first begin at a block."""
     start, end, at = extent.start_bytes, extent.start_bytes + extent.size_bytes, extent.at_bytes
     while start < end:

@@ -21,6 +21,7 @@ from twinstream.models.decoders.experts import (
     experts_of,
 )
 from twinstream.models.decoders.keys import HARMLESS_KEYS, NEUTRAL_VALUES, REASONS, says_nothing
+from twinstream.models.decoders.priced import PRICED_TYPES, PricedConfigError, priced_fields
 from twinstream.models.decoders.quantization import (
     QUANTIZATION_FILES,
     StoredCodes,
@@ -154,6 +155,8 @@ def config_fields(
 ) -> dict[str, Any]:
     """The same of what is in a config.json; `file` is for its name, and for errors."""
     model_type = _read_model_type(file, raw)
+    if model_type in PRICED_TYPES:
+        return _priced_fields(file, raw, model_type, dtype)
     try:
         config = _Config.model_validate(raw)
     except ValidationError as error:
@@ -188,6 +191,24 @@ def config_fields(
         "dtype": dtype or TRAINED_AS[_dtype(config)],
         "experts": _experts(file, config, model_type),
     }
+
+
+def _priced_fields(
+    file: Path, raw: Mapping[str, Any], model_type: str, dtype: Dtype | None
+) -> dict[str, Any]:
+    try:
+        fields = priced_fields(raw)
+    except PricedConfigError as error:
+        if error.reason:
+            refusal = Refusal(error.key, error.value, error.reason)
+            raise UnsupportedConfigError(path=file, refusals=(refusal,)) from None
+        raise HfConfigError(path=file, problem=f"key '{error.key}' is missing") from None
+    told = str(raw.get("dtype") or raw.get("torch_dtype"))
+    named = {
+        "name": config_name(file, model_type),
+        "dtype": dtype or TRAINED_AS.get(told, "float32"),
+    }
+    return named | fields
 
 
 def _default_theta(model_type: str) -> float:
@@ -226,6 +247,15 @@ def is_own_config(path: str | Path) -> bool:
     except HfConfigError:
         return False
     return raw.get("model_type") in MODEL_TYPES
+
+
+def is_priced_config(path: str | Path) -> bool:
+    """Whether a path is that of a config.json of a family that is priced, and not run here."""
+    try:
+        raw = read_json_object(hf_config_file(path))
+    except HfConfigError:
+        return False
+    return raw.get("model_type") in PRICED_TYPES
 
 
 def unread_keys(path: str | Path) -> tuple[str, ...]:
@@ -301,8 +331,9 @@ def _read_model_type(file: Path, raw: Mapping[str, Any]) -> str:
     if "model_type" not in raw:
         raise HfConfigError(path=file, problem="key 'model_type' is missing")
     model_type = raw["model_type"]
-    if model_type not in MODEL_TYPES:
-        refusal = Refusal("model_type", model_type, f"only {', '.join(MODEL_TYPES)} are")
+    if model_type not in (*MODEL_TYPES, *PRICED_TYPES):
+        known = ", ".join((*MODEL_TYPES, *PRICED_TYPES))
+        refusal = Refusal("model_type", model_type, f"only {known} are")
         raise UnsupportedConfigError(path=file, refusals=(refusal,))
     return str(model_type)
 

@@ -1,9 +1,11 @@
-"""A decoder as a rank of tensor parallelism has it: what all ranks have, and parts of the rest.
+"""A decoder as a rank has it that shares it with others: what all have, and parts of the rest.
 
-A model is cut into so many parts: of heads, of the width of the feed-forward network, and of rows
-of the vocabulary. Each rank has as many of them, one behind the other; one rank may have all. What
-a part has of a group is a group of its own, `3.tp0` of layer 3, which each rank numbers from 0.
-Norms, which every part reads, are what is left in group 3.
+For tensor parallelism a model is cut into so many parts: of heads, of the width of the feed-forward
+network, and of rows of the vocabulary. Each rank has as many of them, one behind the other; one
+rank may have all. What a part has of a group is a group of its own, `3.tp0` of layer 3, which each
+rank numbers from 0. Norms, which every part reads, are what is left in group 3.
+
+Where ranks share routed experts, each has some of a layer's, in their order, and all of the rest.
 """
 
 from functools import cached_property
@@ -12,9 +14,11 @@ from typing import Literal, NamedTuple, Self
 from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.layout import (
     EMBEDDING,
+    EXPERTS,
     HEAD,
     PART,
     FlatLayout,
+    experts_layout,
     packed_layout,
     part_layout,
     shared_layout,
@@ -76,6 +80,14 @@ class PartedSpec(ModelSpec):
         """Of a group of the whole model what a rank has in parts."""
         return tuple(f"{group}{PART}{number}" for number in range(self.parts_each))
 
+    def adapter_sizes(self, layer: int) -> ModelSpec:
+        """Those of a part."""
+        return self.part
+
+    def adapter_parts(self, group: str) -> tuple[str, ...]:
+        """What all parts read of a layer's adapters, then parts."""
+        return (group, *self.parts_of(group))
+
     def layer_groups(self, layer: int) -> tuple[str, ...]:
         """Norms, then parts."""
         return (str(layer), *self.parts_of(str(layer)))
@@ -89,6 +101,11 @@ class PartedSpec(ModelSpec):
             return packed_layout([(whole, (part.vocab_size, self.d_model))], self.itemsize)
         return shared_layout(part) if group == whole else part_layout(part)
 
+    def part_of(self, group: str, rank: int) -> int | None:
+        """The number among all parts of a group of a rank; None of what all ranks have."""
+        number = group.partition(PART)[2]
+        return rank * self.parts_each + int(number) if number else None
+
     def cut(self, name: str) -> Cut:
         """How a weight that is in parts is cut."""
         match name:
@@ -98,8 +115,16 @@ class PartedSpec(ModelSpec):
                 return Cut(0, (self.d_ff, self.d_ff))
             case "o_proj":
                 return Cut(1, (self.d_q,))
-            case "down_proj":
+            case "down_proj" | "down_a":
                 return Cut(1, (self.d_ff,))
+            case "o_a":
+                return Cut(1, (self.d_q,))
+            case "q_b":
+                return Cut(0, (self.d_q,))
+            case "k_b" | "v_b":
+                return Cut(0, (self.d_kv,))
+            case "gate_b" | "up_b":
+                return Cut(0, (self.d_ff,))
             case _:
                 return Cut(0, (self.vocab_size,))
 
@@ -107,6 +132,51 @@ class PartedSpec(ModelSpec):
     def layer_bytes(self) -> int:
         """Of the largest flat tensor of parameters of a layer."""
         return part_layout(self.part).size_bytes
+
+    def ref(self) -> ModelRef:
+        """What documents say of the whole model."""
+        return self.whole.ref()
+
+
+class SharedSpec(ModelSpec):
+    """A model whose routed experts `ep` ranks share, each as many."""
+
+    ep: int = 1
+
+    @classmethod
+    def of(cls, spec: ModelSpec, ep: int) -> Self:
+        """The model on ranks that share its experts, whose number is a multiple of theirs."""
+        return cls(**dict(spec), ep=ep)
+
+    @cached_property
+    def whole(self) -> ModelSpec:
+        """The model with all experts."""
+        return ModelSpec(**{name: getattr(self, name) for name in ModelSpec.model_fields})
+
+    @property
+    def parts(self) -> int:
+        """In how many parts experts are."""
+        return self.ep
+
+    def part_of(self, group: str, rank: int) -> int | None:
+        """The number among all parts of a group of a rank; None of what all ranks have."""
+        return rank if group.endswith(EXPERTS) else None
+
+    def group_layout(self, group: str) -> FlatLayout:
+        """How the parameters of a group of a rank lie."""
+        if self.experts is None or not group.endswith(EXPERTS):
+            return super().group_layout(group)
+        share = self.experts.model_copy(update={"count": self.experts.count // self.ep})
+        return experts_layout(self.whole.model_copy(update={"experts": share}))
+
+    def updated_apart(self, group: str) -> bool:
+        """Whether each matrix of a group is updated by itself: a rank's lie apart in the whole."""
+        return group.endswith(EXPERTS)
+
+    def cut(self, name: str) -> Cut:
+        """How a weight of experts is cut: by expert."""
+        assert self.experts is not None
+        return Cut(0, (self.experts.count,))
 
     def ref(self) -> ModelRef:
         """What documents say of the whole model."""

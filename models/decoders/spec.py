@@ -1,6 +1,7 @@
 """The architecture of a decoder-only transformer."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -33,10 +34,12 @@ from twinstream.models.layout import (
 from twinstream.models.options import (
     Depth,
     Experts,
+    LatentAttention,
     PositionLimit,
     PositiveFinite,
     RopeScaling,
     Width,
+    Window,
 )
 from twinstream.schedule.node import Node
 from twinstream.schedule.workload import ModelRef
@@ -50,6 +53,9 @@ RUN_HERE: dict[str, tuple[object, str]] = {
     "max_positions": (0, "learned positions have no kernels"),
     "biases": (False, "only Q, K and V may have biases"),
     "dropout": (False, "dropout has no kernels"),
+    "latent": (None, "latent attention has no kernels"),
+    "window": (None, "sliding windows have no kernels"),
+    "sinks": (False, "attention sinks have no kernels"),
 }
 
 ParameterPart = Literal[
@@ -70,7 +76,9 @@ class ModelSpec(Node):
     (swiglu, geglu) have three matrices, gelu and squared_relu two; `positions`, of which learned
     ones are `max_positions` rows of width d_model; `biases` of all linear layers and norms, as
     GPT-3 has; `dropout`, whose masks of one byte an element are kept for the backward pass;
-    `experts`, with which their widths count and `d_ff` does not.
+    `experts`, with which their widths count and `d_ff` does not; `latent` attention, whose queries
+    and keys have heads of `head_dim`; a `window` of some layers' attention; `sinks`, a logit of
+    each head that takes part in its softmax.
 
     >>> from twinstream.models.presets import load_preset
     >>> load_preset("8b").num_parameters
@@ -100,6 +108,9 @@ class ModelSpec(Node):
     biases: bool = False
     dropout: bool = False
     experts: Experts | None = None
+    latent: LatentAttention | None = None
+    window: Window | None = None
+    sinks: bool = False
 
     MARKS: ClassVar[frozenset[str]] = frozenset({"num_layers", "d_ff"})
     provider: ClassVar[str] = "decoder"
@@ -141,6 +152,15 @@ class ModelSpec(Node):
                 "dense_layers", "layer {layer} is to be dense, of {count} layers",
                 {"layer": dense[-1], "count": self.num_layers},
             )  # fmt: skip
+        if self.latent is not None and (
+            self.num_kv_heads != self.num_heads or self.latent.rope_dim >= self.head_dim
+        ):
+            raise PydanticCustomError(
+                "latent_heads",
+                "latent attention has as many heads of keys as of queries, {heads}, and rotates "
+                "less than head_dim {head_dim}",
+                {"heads": self.num_heads, "head_dim": self.head_dim},
+            )
         if self.qk_norm_rows and not self.qk_norm:
             raise PydanticCustomError("norms_of_rows", "qk_norm_rows says how qk_norm is taken")
         return self
@@ -176,13 +196,42 @@ class ModelSpec(Node):
 
     @property
     def d_q(self) -> int:
-        """Width of all query heads together, also the input width of the output projection."""
+        """Width of all query heads together."""
         return self.num_heads * self.head_dim
 
     @property
     def d_kv(self) -> int:
-        """Width of all key heads together; the values are as wide."""
+        """Width of all key heads together; the values are as wide, but with latent attention."""
         return self.num_kv_heads * self.head_dim
+
+    @property
+    def v_dim(self) -> int:
+        """Width of a head's values, and of what it makes of them."""
+        return self.head_dim if self.latent is None else self.latent.v_dim
+
+    @property
+    def d_o(self) -> int:
+        """Input width of the output projection."""
+        return self.num_heads * self.v_dim
+
+    @property
+    def attention_weights(self) -> int:
+        """Elements of the matrices around attention, through which each token goes."""
+        d, latent = self.d_model, self.latent
+        if latent is None:
+            return d * (2 * self.d_q + 2 * self.d_kv)
+        queries = latent.q_rank * (d + self.d_q) if latent.q_rank else d * self.d_q
+        made = self.num_heads * (self.head_dim - latent.rope_dim + latent.v_dim)
+        keys = d * (latent.kv_rank + latent.rope_dim) + latent.kv_rank * made
+        return queries + keys + d * self.d_o
+
+    def doubled_pairs(self, queries: int, filled: int = 0) -> int:
+        """Twice the pairs of a query and a key that it sees, behind so many tokens; half of those
+        on the diagonal count, and none of the window of another layer than this is built as."""
+        last = filled + queries
+        if self.window is None:
+            return last * last - filled * filled
+        return self.window.doubled_pairs(last) - self.window.doubled_pairs(filled)
 
     @property
     def itemsize(self) -> int:
@@ -206,21 +255,37 @@ class ModelSpec(Node):
         return layers + _outside_layers(self)
 
     def layer(self, number: int) -> "ModelSpec":
-        """This model, or as if without experts, as a layer is built: some may have none."""
-        if self.experts is None or number not in self.experts.dense_layers:
-            return self
-        return self._dense
+        """This model as a layer is built: some may have no experts, some no window."""
+        return self.of_kind(self.kind_of(number))
+
+    def kind_of(self, number: int) -> int:
+        """The number of the kind of a layer: 1 if it has no experts where others have, and 2 more
+        if it has no window where others have; 0 is the model itself."""
+        is_dense = self.experts is not None and number in self.experts.dense_layers
+        return is_dense + 2 * (self.window is not None and number in self.window.full_layers)
+
+    def of_kind(self, kind: int) -> "ModelSpec":
+        """This model as if all layers were of a kind."""
+        return self if not kind else self._kinds[kind]
 
     @cached_property
-    def _dense(self) -> "ModelSpec":
-        return self.model_copy(update={"experts": None})
+    def _kinds(self) -> Mapping[int, "ModelSpec"]:
+        lacking = {1: ("experts",), 2: ("window",), 3: ("experts", "window")}
+        return {
+            kind: self.model_copy(update=dict.fromkeys(names)) for kind, names in lacking.items()
+        }
+
+    def __copy__(self) -> Self:
+        """What layers are built as is another thing of a copy with other fields."""
+        copied = super().__copy__()
+        copied.__dict__.pop("_kinds", None)
+        return copied
 
     @property
     def layer_kinds(self) -> tuple[tuple["ModelSpec", int], ...]:
-        """How layers are built, and how many are built so."""
-        num_dense = len(self.experts.dense_layers) if self.experts else 0
-        kinds = ((self, self.num_layers - num_dense), (self._dense, num_dense))
-        return tuple((kind, count) for kind, count in kinds if count)
+        """How layers are built, and how many are built so; by number of their kind."""
+        counts = Counter(map(self.kind_of, range(self.num_layers)))
+        return tuple((self.of_kind(kind), counts[kind]) for kind in sorted(counts))
 
     @property
     def parameter_groups(self) -> tuple[str, ...]:
@@ -258,6 +323,18 @@ class ModelSpec(Node):
             return experts_layout(self)
         return bias_layout(self) if group.endswith(ROUTER_BIAS) else block_layout(self.layer(layer))
 
+    def adapter_sizes(self, layer: int) -> "ModelSpec":
+        """The sizes that a layer's adapters follow from."""
+        return self.layer(layer)
+
+    def adapter_parts(self, group: str) -> tuple[str, ...]:
+        """Groups of adapters that a rank has of a layer's: that itself, and parts of it."""
+        return (group,)
+
+    def updated_apart(self, group: str) -> bool:
+        """Whether each matrix of a group is updated by itself, wherever the others lie."""
+        return False
+
     @property
     def decoder(self) -> Self:
         """Itself: its blocks are those of our decoders."""
@@ -285,7 +362,7 @@ class ModelSpec(Node):
         """
         usual = self.usual_fields
         found = [
-            f"{field} = {getattr(self, field)} ({reason})"
+            f"{_told(field, getattr(self, field))} ({reason})"
             for field, (_, reason) in RUN_HERE.items()
             if field not in usual
         ]
@@ -325,6 +402,10 @@ class ModelSpec(Node):
         digest = hashlib.sha256(written.encode()).hexdigest()[:16]
         fields = self.model_dump(mode="json", exclude_none=True, exclude=usual)
         return ModelRef(name=self.name, content_hash=digest, spec=fields)
+
+
+def _told(field: str, value: object) -> str:
+    return field if isinstance(value, Node) else f"{field} = {value}"
 
 
 class LayerParameters(NamedTuple):
@@ -423,6 +504,8 @@ class _Split(NamedTuple):
 
     def attention(self) -> int:
         shape = self.shape
+        if shape.latent is not None:
+            return self._latent_attention(shape.latent)
         d_q = rank_heads(shape.num_heads, self.tp) * shape.head_dim
         d_qkv = d_q + 2 * rank_heads(shape.num_kv_heads, self.tp) * shape.head_dim
         matrices = (d_qkv + d_q) * shape.d_model
@@ -430,7 +513,18 @@ class _Split(NamedTuple):
         output_bias = shape.d_model if shape.biases else 0
         rows = rank_heads(shape.num_heads, self.tp) + rank_heads(shape.num_kv_heads, self.tp)
         head_norms = (rows if shape.qk_norm_rows else 2) * shape.head_dim if shape.qk_norm else 0
-        return norm_parameters(shape) + matrices + qkv_bias + output_bias + head_norms
+        sinks = rank_heads(shape.num_heads, self.tp) if shape.sinks else 0
+        return norm_parameters(shape) + matrices + qkv_bias + output_bias + head_norms + sinks
+
+    def _latent_attention(self, latent: LatentAttention) -> int:
+        """Projections to few columns, and their norms, are held by each rank."""
+        shape, heads = self.shape, rank_heads(self.shape.num_heads, self.tp)
+        few = [rank for rank in (latent.q_rank, latent.kv_rank) if rank]
+        shared = shape.d_model * (sum(few) + latent.rope_dim) + sum(few)
+        made = heads * (shape.head_dim - latent.rope_dim + latent.v_dim)
+        queries = (latent.q_rank or shape.d_model) * heads * shape.head_dim
+        keys, output = latent.kv_rank * made, shape.d_model * heads * latent.v_dim
+        return norm_parameters(shape) + shared + queries + keys + output
 
     def mlp(self, d_ff: int, ranks: int) -> int:
         """Matrices and biases of a feed-forward network split over so many ranks; 0 of none."""
@@ -444,7 +538,8 @@ class _Split(NamedTuple):
         if self.shape.experts is None:
             return 0
         rows = self.shape.experts.count + self.shape.experts.shared_gate
-        return norm_parameters(self.shape) + rows * self.shape.d_model
+        biases = self.shape.experts.count if self.shape.biases else 0
+        return norm_parameters(self.shape) + rows * self.shape.d_model + biases
 
     def experts(self) -> int:
         experts = self.shape.experts

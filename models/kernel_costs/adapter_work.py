@@ -5,7 +5,8 @@ gradient of the input, so that the base's matmuls only read what they add to as 
 tokens of the chunk, r rank.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.kernel_costs.products import gradient_work, matmul_work
@@ -22,17 +23,25 @@ class AdapterWork:
     spec: ModelSpec
     recipe: Recipe
     tokens: int
+    names: tuple[str, ...] | None = None
 
     def covers(self, site: str) -> bool:
         """Whether a projection of the site has adapters."""
         return any(site == each.name for each in self._sites)
 
-    def forward(self) -> tuple[Work, ...]:
-        """x A^T of every site, and what the base's product is added to."""
-        low = tuple(
+    def of_sites(self, *names: str) -> Self:
+        """Of some sites alone, as a part of a block has them."""
+        return replace(self, names=names)
+
+    def made_again(self) -> tuple[Work, ...]:
+        """x A^T where it is not kept."""
+        return tuple(
             matmul_work(self.spec, self.tokens, s.low_width, s.in_width) for s in self._sites
         )
-        return (*low, *self._outputs(self._sites))
+
+    def forward(self) -> tuple[Work, ...]:
+        """x A^T of every site, and what the base's product is added to."""
+        return (*self.made_again(), *self._outputs(self._sites))
 
     def recompute(self) -> tuple[Work, ...]:
         """Outputs again, from the x A^T that is kept; Q of its site, and not K and V."""
@@ -55,7 +64,8 @@ class AdapterWork:
 
     @property
     def _sites(self) -> tuple[AdapterSite, ...]:
-        return adapter_sites(self.spec, self.recipe.lora) if self.recipe.lora else ()
+        found = adapter_sites(self.spec, self.recipe.lora) if self.recipe.lora else ()
+        return tuple(site for site in found if self.names is None or site.name in self.names)
 
     def _outputs(
         self, sites: "tuple[AdapterSite, ...] | list[AdapterSite]", without: tuple[Target, ...] = ()

@@ -14,6 +14,7 @@ TEMPORARY_BYTES = "temporary_bytes"  # what a call takes of torch's allocator at
 PLACES_A_ROUND = "places_a_round"  # of a call whose random numbers follow from its round
 FROZEN_NORM = "frozen_norm"  # of a head whose matrix alone is trained
 IN_PARTS = "in_parts"  # of a kernel of a part of a block
+SHARED = "ep"  # of a kernel of a block: how many ranks share its experts
 _EXPERTS = "experts."
 _T = TypeVar("_T", int, float, str, bool)
 
@@ -58,6 +59,11 @@ def experts_of(attributes: Attributes) -> Experts | None:
         if name.startswith(_EXPERTS)
     }
     return Experts.model_validate(fields) if fields else None
+
+
+def ranks_of_experts(attributes: Attributes) -> int:
+    """Over how many ranks the experts of a block lie; 1 where it has them itself, or none."""
+    return typed_attribute(attributes, SHARED, int) if SHARED in attributes else 1
 
 
 def base_format(attributes: Attributes, name: str = "base") -> BaseFormat:

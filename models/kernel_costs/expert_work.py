@@ -23,11 +23,16 @@ _FLOAT32_BYTES = 4
 
 @dataclass(frozen=True)
 class ExpertWork:
-    """The work that the experts of one block do for one chunk."""
+    """The work that the experts of one block do for one chunk.
+
+    Where `ep` ranks share them, products are counted by `products` alone: of rows that come from
+    all ranks, as many as a chunk has where experts are equally busy.
+    """
 
     spec: ModelSpec
     recipe: Recipe
     tokens: int
+    ep: int = 1
 
     @property
     def experts(self) -> Experts:
@@ -42,12 +47,40 @@ class ExpertWork:
     def projections(self) -> tuple[Work, ...]:
         """The order of rows, rows in it, gate and up of them."""
         d, f = self.spec.d_model, self.experts.d_ff
+        found = (*self.order(), self._gather())
+        if self.ep > 1:
+            return found
+        return (*found, self._grouped(2 * f, d), *self._shares("experts_gate_up"))
+
+    def order(self) -> tuple[Work, ...]:
+        """Where rows go, and what the expert of all tokens counts."""
+        gate = matmul_work(self.spec, self.tokens, 1, self.spec.d_model)
+        return (self._order(), *([gate] if self.experts.shared_gate else []))
+
+    def dispatch(self) -> tuple[Work, ...]:
+        """What is sent for backward: rows and their gradients."""
+        return (*self.order(), self._gather(), self._gather())
+
+    def products(self) -> tuple[Work, ...]:
+        """Gate, up and down of every row."""
+        d, f = self.spec.d_model, self.experts.d_ff
+        swiglu = self._moved("swiglu", 3 * self._rows * f)
+        return (self._grouped(2 * f, d), swiglu, self._grouped(d, f))
+
+    def products_backward(self, *, frozen_experts: bool) -> tuple[Work, ...]:
+        """Gate and up again; the products of backward; the gradients of both matrices."""
+        d, f = self.spec.d_model, self.experts.d_ff
+        weights = () if frozen_experts else (self._gradient(d, f), self._gradient(2 * f, d))
+        return (self._grouped(2 * f, d), *self._back_through_products(), *weights)
+
+    def _back_through_products(self) -> tuple[Work, ...]:
+        rows, d, f = self._rows, self.spec.d_model, self.experts.d_ff
         return (
-            self._order(),
-            *([matmul_work(self.spec, self.tokens, 1, d)] if self.experts.shared_gate else []),
-            self._gather(),
-            self._grouped(2 * f, d),
-            *self._shares("experts_gate_up"),
+            self._grouped(f, d),
+            self._moved("swiglu", 3 * rows * f),
+            self._moved("weigh", 4 * rows * f),
+            self._moved("swiglu_backward", 5 * rows * f),
+            self._grouped(d, 2 * f),
         )
 
     def outputs(self) -> tuple[Work, ...]:
@@ -56,25 +89,22 @@ class ExpertWork:
         gated = [self._moved("weigh", 2 * self.tokens * self.experts.shared_d_ff)]
         return (
             *(gated if self.experts.shared_gate else []),
-            self._moved("swiglu", 3 * self._rows * f),
-            self._grouped(d, f),
-            *self._shares("experts_down"),
+            *([] if self.ep > 1 else [self._moved("swiglu", 3 * self._rows * f)]),
+            *([] if self.ep > 1 else [self._grouped(d, f), *self._shares("experts_down")]),
             self._moved("permute", (self._rows + 2 * self.tokens) * d),
         )
 
     def backward(self, *, frozen: bool, frozen_experts: bool) -> tuple[Work, ...]:
         """Through down, SwiGLU, gate and up, and the router; with what weights have of it."""
-        t, rows, d, f = self.tokens, self._rows, self.spec.d_model, self.experts.d_ff
+        t, rows, d = self.tokens, self._rows, self.spec.d_model
         needs_input = not frozen_experts or bool(self._sites)
+        *before, last = self._back_through_products()
+        products = (
+            self._gather(), *before, *([self._gather()] if needs_input else []), last
+        )  # fmt: skip
         return (
             self._order(),
-            self._gather(),
-            self._grouped(f, d),
-            self._moved("swiglu", 3 * rows * f),
-            self._moved("weigh", 4 * rows * f),
-            self._moved("swiglu_backward", 5 * rows * f),
-            *([self._gather()] if needs_input else []),
-            self._grouped(d, 2 * f),
+            *(products if self.ep == 1 else ()),
             self._moved("permute", (rows + t) * d),
             self._logits(),
             self._scores(_GRADIENT_OPS),
@@ -88,7 +118,7 @@ class ExpertWork:
         """Of both matrices of every expert, and of the router."""
         t, d, f = self.tokens, self.spec.d_model, self.experts.d_ff
         router = [] if frozen else [gradient_work(self.spec, self.recipe, self.experts.count, d, t)]
-        if frozen_experts:
+        if frozen_experts or self.ep > 1:
             return tuple(router)
         return (self._gradient(d, f), self._gradient(2 * f, d), *router)
 

@@ -4,6 +4,7 @@ A part's products are those of its own heads, columns and rows; norms are comput
 anew, and once more where what parts have made is added up. Legend as in `work`.
 """
 
+from twinstream.models.kernel_costs.adapter_work import AdapterWork
 from twinstream.models.kernel_costs.work import ChunkWork
 from twinstream.schedule.cost import Work
 
@@ -16,6 +17,7 @@ def attention_part_forward(of: ChunkWork) -> tuple[Work, ...]:
         of.vector("rope", 2 * t * (s.d_q + s.d_kv)),
         of.attention_forward(),
         of.matmul(t, s.d_model, s.d_q),
+        *_of_attention(of).forward(),
     )
 
 
@@ -27,6 +29,8 @@ def attention_part_recompute(of: ChunkWork) -> tuple[Work, ...]:
         of.matmul(t, s.d_q, s.d_model),
         of.vector("rope", 2 * t * s.d_q),
         of.attention_forward(),
+        *of.adapters.of_sites("qkv").made_again(),
+        *of.adapters.of_sites("qkv").recompute(),
     )
 
 
@@ -40,8 +44,9 @@ def attention_part_backward(of: ChunkWork) -> tuple[Work, ...]:
         of.vector("rms_norm", 2 * t * d),
         *([of.matmul(t, k, d)] if s.qk_norm else []),
         of.matmul(t, d, q + 2 * k),
-        of.gradient_matmul(d, q, t),
-        of.gradient_matmul(q + 2 * k, d, t),
+        *_gradients(of, (d, q), (q + 2 * k, d)),
+        *_of_attention(of).made_again(),
+        *_of_attention(of).backward(),
     )
 
 
@@ -86,13 +91,17 @@ def qkv_part_backward(of: ChunkWork) -> tuple[Work, ...]:
 def mlp_part_recompute(of: ChunkWork) -> tuple[Work, ...]:
     """Gate and up."""
     t, s = of.tokens, of.spec
-    return (of.vector("rms_norm", 2 * t * s.d_model), of.matmul(t, 2 * s.d_ff, s.d_model))
+    return (
+        of.vector("rms_norm", 2 * t * s.d_model),
+        of.matmul(t, 2 * s.d_ff, s.d_model),
+        *of.adapters.of_sites("gate_up").forward(),
+    )
 
 
 def mlp_part_forward(of: ChunkWork) -> tuple[Work, ...]:
     t, s = of.tokens, of.spec
     swiglu, down = of.vector("swiglu", 3 * t * s.d_ff), of.matmul(t, s.d_model, s.d_ff)
-    return (*mlp_part_recompute(of), swiglu, down)
+    return (*mlp_part_recompute(of), swiglu, down, *of.adapters.of_sites("down").forward())
 
 
 def mlp_part_backward(of: ChunkWork) -> tuple[Work, ...]:
@@ -103,9 +112,25 @@ def mlp_part_backward(of: ChunkWork) -> tuple[Work, ...]:
         of.vector("swiglu_backward", 6 * t * f, launches=2),
         of.vector("rms_norm", 2 * t * d),
         of.matmul(t, d, 2 * f),
-        of.gradient_matmul(d, f, t),
-        of.gradient_matmul(2 * f, d, t),
+        *_gradients(of, (d, f), (2 * f, d)),
+        *_of_mlp(of).made_again(),
+        *_of_mlp(of).backward(),
     )
+
+
+def _gradients(of: ChunkWork, *shapes: tuple[int, int]) -> tuple[Work, ...]:
+    """Of matrices of such shapes, where blocks are trained and not adapters alone."""
+    if of.recipe.freezes("0"):
+        return ()
+    return tuple(of.gradient_matmul(*shape, of.tokens) for shape in shapes)
+
+
+def _of_attention(of: ChunkWork) -> AdapterWork:
+    return of.adapters.of_sites("qkv", "o")
+
+
+def _of_mlp(of: ChunkWork) -> AdapterWork:
+    return of.adapters.of_sites("gate_up", "down")
 
 
 def add_parts(of: ChunkWork, num_pieces: int, *, residual: bool) -> tuple[Work, ...]:

@@ -31,7 +31,7 @@ class TritonChunkWork(ChunkWork):
             self.matmul(t, s.d_model, s.d_q, accumulate=covers("o")),
             *(self._of_experts.choice() if s.experts else ()),
             *self.ffn_projections(),
-            *self.ffn_outputs(),
+            *(self.ffn_outputs() if self.ep == 1 else ()),
             *self.adapters.forward(),
         )
 

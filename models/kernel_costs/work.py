@@ -44,12 +44,14 @@ _EMPTY_BLOCKS_OF_A_LAUNCH = 300
 @dataclass(frozen=True)
 class ChunkWork:
     """The work of each task for one chunk that starts at `start` in its sequence, or behind so many
-    tokens of a cache."""
+    tokens of a cache. Where `ep` ranks share experts, products with these are other tasks.
+    """
 
     spec: ModelSpec
     workload: Workload
     start: int
     recipe: Recipe = field(default_factory=Recipe)
+    ep: int = 1
 
     def gradient_matmul(self, m: int, n: int, k: int) -> Work:
         """[m, k] x [k, n], added to weight gradients in place."""
@@ -83,7 +85,7 @@ class ChunkWork:
             self.matmul(t, s.d_model, s.d_q, accumulate=True),
             *(self._of_experts.choice() if s.experts else ()),
             *self.ffn_projections(),
-            *self.ffn_outputs(),
+            *(self.ffn_outputs() if self.ep == 1 else ()),
             *self.adapters.forward(),
         )
 
@@ -116,7 +118,23 @@ class ChunkWork:
 
     @property
     def _of_experts(self) -> ExpertWork:
-        return ExpertWork(self.spec, self.recipe, self.tokens)
+        return ExpertWork(self.spec, self.recipe, self.tokens, self.ep)
+
+    def combine_forward(self) -> tuple[Work, ...]:
+        """What follows the experts of other ranks: order of rows, their sums, down of the rest."""
+        return (*self._of_experts.order(), *self.ffn_outputs())
+
+    def dispatch_backward(self) -> tuple[Work, ...]:
+        """Normed rows, and gradients of outputs, in the order of experts."""
+        norm = self.vector("rms_norm", 2 * self.tokens * self.spec.d_model)
+        return (norm, *self._of_experts.dispatch())
+
+    def shared_forward(self) -> tuple[Work, ...]:
+        """A rank's experts on rows of all ranks, of which a chunk's number are expected."""
+        return self._of_experts.products()
+
+    def shared_backward(self, *, frozen_experts: bool = False) -> tuple[Work, ...]:
+        return self._of_experts.products_backward(frozen_experts=frozen_experts)
 
     def recompute_attention(self) -> tuple[Work, ...]:
         """Recompute from level ATTENTION: Q, output, gate and up projections."""
@@ -220,6 +238,10 @@ class ChunkWork:
             "block_forward": [q[0], 2 * k, *whole[1:], *down], "block_recompute_attention": q,
             "block_recompute_input": q, "block_recompute_experts": [],
             "block_backward": [*down, *whole[::-1], *([k] if s.qk_norm else [])],
+            "attention_part_forward": [q[0], 2 * k, q[0]], "attention_part_recompute": q[:1],
+            "attention_part_backward": [q[0], *([k] if s.qk_norm else []), whole[0]],
+            "mlp_part_forward": [*into, *down], "mlp_part_recompute": into,
+            "mlp_part_backward": [*down, *into],
         }[kernel]  # fmt: skip
         again = routed.get(kernel, [2 * matrix] if routed else [])
         few = experts_base if base == "model" else base
@@ -408,6 +430,13 @@ def add_gradients_work(num_elements: int, dtype: str) -> tuple[Work, ...]:
     """Reads two gradients and writes one, at the rate of sums of squares."""
     moved = 3 * num_elements * ITEMSIZE_BYTES[dtype]
     return (_sum_work("gradient_squares", num_elements, moved, launches=1),)
+
+
+def sum_pieces_work(num_elements: int, num_pieces: int, dtype: str) -> tuple[Work, ...]:
+    """Reads all pieces of a gradient and writes their sum, at the same rate."""
+    moved = (num_pieces + 1) * num_elements * ITEMSIZE_BYTES[dtype]
+    flops = num_pieces * num_elements
+    return (_sum_work("gradient_squares", flops, moved, launches=num_pieces),)
 
 
 def _sum_work(unit: str, flops: int, moved: int, launches: int) -> Work:

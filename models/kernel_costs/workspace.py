@@ -101,7 +101,9 @@ def _block_forward(attributes: Attributes) -> int:
     """The experts' outputs lie beside their products."""
     block = block_sizes(attributes)
     output = aligned(block.tokens * block.f * block.itemsize)
-    if block.experts is not None:
+    if block.ep > 1:  # it is written by another task
+        output = 0
+    elif block.experts is not None:
         widths = (block.experts.d_ff, block.d)
         routed = sum(_rows(block, width) for width in widths)
         output = max(output, routed + _rows(block, block.expert_rank))
@@ -109,9 +111,42 @@ def _block_forward(attributes: Attributes) -> int:
     return block.room + max(block.normed, block.rotated_and_attention, after)
 
 
+def _block_combine_forward(attributes: Attributes) -> int:
+    block = block_sizes(attributes)
+    assert block.experts is not None
+    normed = block.normed  # taken for a gate alone, and by all
+    return (
+        block.room
+        + _routed_rows(block)
+        + max(normed, aligned(block.tokens * block.f * block.itemsize))
+    )
+
+
+def _block_dispatch_backward(attributes: Attributes) -> int:
+    block = block_sizes(attributes)
+    return block.room + _routed_rows(block) + block.normed
+
+
+def _experts_forward(attributes: Attributes) -> int:
+    """Gate and up, and their product, of the rows of one rank."""
+    block = block_sizes(attributes)
+    assert block.experts is not None
+    return _rows(block, 2 * block.experts.d_ff) + _rows(block, block.experts.d_ff)
+
+
+def _shared_experts_backward(attributes: Attributes) -> int:
+    """The gradients of gate and up, of weights, and the order of rows as well."""
+    block = block_sizes(attributes)
+    assert block.experts is not None
+    rows = block.tokens * block.experts.per_token
+    order = float32_bytes(rows) + aligned(rows * INT64_BYTES)
+    return _experts_forward(attributes) + _rows(block, 2 * block.experts.d_ff) + order
+
+
 def _block_recompute_experts(attributes: Attributes) -> int:
     block = block_sizes(attributes)
-    return block.room + _routed_rows(block) + _projections(block)
+    routed = _routed_rows(block) if block.ep == 1 else 0
+    return block.room + routed + _projections(block)
 
 
 def _block_recompute_attention(attributes: Attributes) -> int:
@@ -120,13 +155,13 @@ def _block_recompute_attention(attributes: Attributes) -> int:
 
 def _block_recompute_input(attributes: Attributes) -> int:
     block = block_sizes(attributes)
-    projections = _routed_rows(block) + _projections(block)
+    projections = _block_recompute_experts(attributes) - block.room
     return block.room + max(block.normed, projections, block.rotated_and_attention)
 
 
 def _projections(block: BlockSizes) -> int:
     """Normed rows, and beside them those gathered for experts and what their adapters take."""
-    if block.experts is None:
+    if block.experts is None or block.ep > 1:
         return block.normed
     return block.normed + _rows(block, block.d) + _rows(block, block.expert_rank)
 
@@ -197,10 +232,8 @@ def _experts_backward(
     tokens, itemsize = block.tokens, block.itemsize
     logits = aligned(tokens * experts.count * itemsize) + float32_bytes(tokens * experts.per_token)
     low = _rows(block, block.expert_rank)
-    routed = (
-        logits + _rows(block, 2 * experts.d_ff) + _rows(block, block.d)
-        + _rows(block, experts.d_ff) + low
-    )  # fmt: skip
+    widths = () if block.ep > 1 else (2 * experts.d_ff, block.d, experts.d_ff)
+    routed = logits + sum(_rows(block, width) for width in widths) + low
     gate_up = aligned(tokens * itemsize) + aligned(tokens * 2 * block.f * itemsize)
     product = 0 if experts.shared_gate else product
     of_all = gate_up + max(product + block.low("down"), block.low("gate_up")) if block.f else 0
@@ -225,6 +258,10 @@ _EAGER: Mapping[str, Callable[[Attributes], int]] = {
     "block_recompute_attention": _block_recompute_attention,
     "block_recompute_input": _block_recompute_input,
     "block_backward": _block_backward,
+    "block_combine_forward": _block_combine_forward,
+    "block_dispatch_backward": _block_dispatch_backward,
+    "experts_forward": _experts_forward,
+    "experts_backward": _shared_experts_backward,
     "head_loss": head_loss,
     "head_evaluate": head_evaluate,
     "head_logits": head_logits,
@@ -237,6 +274,7 @@ _EAGER: Mapping[str, Callable[[Attributes], int]] = {
     "no_squares": _none,
     "shard_squares": _none,
     "sum_squares": _none,
+    "sum_pieces": _none,
     "adamw_step": _none,
     "element_step": _none,
     "muon_step": _none,

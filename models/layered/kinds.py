@@ -3,7 +3,7 @@
 from math import ceil
 from typing import Annotated, Literal, NamedTuple, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeInt, model_validator
 from pydantic_core import PydanticCustomError
 
 from twinstream.schedule.node import Node
@@ -111,20 +111,25 @@ class Tables(Layer):
 
 
 class Tokens(Layer):
-    """A table of words, and one of positions beside it unless there are none."""
+    """A table of words, and one of positions beside it unless there are none.
+
+    `tied`: the rows of words are the parameters of a later layer, and counted there.
+    """
 
     kind: Literal["tokens"]
     vocab: PositiveCount
     width: PositiveCount
     seq_len: PositiveCount
     positions: bool = True
+    tied: bool = False
 
     def parts(self) -> tuple[LayerPart, ...]:
         out = self.seq_len * self.width
         rows = self.vocab + (self.seq_len if self.positions else 0)
+        own = rows - (self.vocab if self.tied else 0)
         return (
             LayerPart(
-                self.called, "embedding", rows * self.width, outputs=out, pooled=out, rows=rows,
+                self.called, "embedding", own * self.width, outputs=out, pooled=out, rows=rows,
                 looked_up=out * (1 + self.positions), row=self.width,
             ),
         )  # fmt: skip
@@ -235,7 +240,12 @@ class Dot(Layer):
 
 
 class Transformer(Layer):
-    """Blocks of attention and two (gated: three) dense layers over a sample's tokens."""
+    """Blocks of attention and two (gated: three) dense layers over a sample's tokens.
+
+    `kv_heads` and `head_dim` are heads and width / heads where nothing is said. With `experts` a
+    token passes `active` of so many copies of the dense layers, and of `shared` width those that
+    all pass.
+    """
 
     kind: Literal["transformer"]
     layers: PositiveCount
@@ -245,30 +255,56 @@ class Transformer(Layer):
     seq_len: PositiveCount
     causal: bool = False
     gated: bool = False
+    kv_heads: PositiveCount | None = None
+    head_dim: PositiveCount | None = None
+    experts: PositiveCount = 1
+    active: PositiveCount = 1
+    shared: NonNegativeInt = 0
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
-        if self.width % self.heads:
+        if self.head_dim is None and self.width % self.heads:
             raise PydanticCustomError(
                 "heads", f"width {self.width} is not divisible by heads {self.heads}"
+            )
+        if self.heads % (self.kv_heads or self.heads):
+            raise PydanticCustomError(
+                "heads", f"heads {self.heads} are no multiple of kv_heads {self.kv_heads}"
+            )
+        if self.active > self.experts:
+            raise PydanticCustomError(
+                "active", f"active {self.active} are more than there are experts, {self.experts}"
             )
         return self
 
     def parts(self) -> tuple[LayerPart, ...]:
-        s, w, f, into = self.seq_len, self.width, self.ffn, 1 + self.gated
-        scores = Attention(s, self.heads, w // self.heads, self.causal)
-        attention = LayerPart(
-            self.called, "transformer", 4 * w * w, (Product(s, 3 * w, w), Product(s, w, w)),
-            scores, outputs=s * w, saved=6 * s * w, moved=6 * s * w, reduces=True,
+        shared = (self._dense(self.shared, 1, 1),) if self.shared else ()
+        return (
+            self._attention(), self._dense(self.ffn, self.experts, self.active), *shared
+        ) * self.layers  # fmt: skip
+
+    def _attention(self) -> LayerPart:
+        s, w = self.seq_len, self.width
+        head_dim = self.head_dim or w // self.heads
+        queries = self.heads * head_dim
+        into = queries + 2 * (self.kv_heads or self.heads) * head_dim
+        scores = Attention(s, self.heads, head_dim, self.causal)
+        return LayerPart(
+            self.called, "transformer", (into + queries) * w,
+            (Product(s, into, w), Product(s, w, queries)), scores, outputs=s * w,
+            saved=s * (2 * w + queries + into), moved=s * (2 * w + queries + into), reduces=True,
             reduces_back=True,
         )  # fmt: skip
-        dense = LayerPart(
-            self.called, "transformer", (1 + into) * w * f,
-            (Product(s, into * f, w), Product(s, w, f)), outputs=s * w,
-            saved=s * (2 * w + (1 + into) * f), moved=s * (6 * w + (1 + into) * f), reduces=True,
-            reduces_back=True,
+
+    def _dense(self, ffn: int, experts: int, active: int) -> LayerPart:
+        w, into, rows = self.width, 1 + self.gated, self.seq_len * active
+        return LayerPart(
+            self.called, "experts" if experts > 1 else "transformer",
+            experts * (1 + into) * w * ffn, (Product(rows, into * ffn, w), Product(rows, w, ffn)),
+            outputs=self.seq_len * w, saved=rows * (2 * w + (1 + into) * ffn),
+            moved=rows * (6 * w + (1 + into) * ffn), reduces=True, reduces_back=True,
+            experts=experts, active=active,
         )  # fmt: skip
-        return (attention, dense) * self.layers
 
 
 AnyLayer = Annotated[

@@ -115,7 +115,8 @@ def load_layered(name_or_path: str | Path | LayeredModel) -> LayeredModel:
     if path.suffix not in (".toml", ".json"):
         hint = did_you_mean(name, layered_names()) or f"known: {', '.join(layered_names())}"
         raise LayeredModelError(
-            f"unknown layered model '{name}': {hint}; or give a TOML or JSON file with its layers"
+            f"unknown layered model '{name}': {hint}; or give a TOML or JSON file with its layers, "
+            "or --seq-len with a decoder"
         )
     return _made({"name": path.stem, **_read(path)}, str(path))
 

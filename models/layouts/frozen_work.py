@@ -28,6 +28,10 @@ class FrozenWork(ShapeWork):
 
     recipe: Recipe = field(default_factory=Recipe)
 
+    def latents(self) -> PartWork:
+        """Norm and projections to few columns, of latent attention."""
+        return self._kept(super().latents(), "0")
+
     def attention_before_core(self) -> PartWork:
         """Norm, QKV and RoPE; adapters of Q, K and V."""
         part = self._kept(super().attention_before_core(), "0")

@@ -52,6 +52,10 @@ class Job(Node):
         """Return the job in a layout."""
         return self.model_copy(update={"layout": layout})
 
+    def of_kind(self, kind: int) -> Self:
+        """Return the job as if all layers were of a kind (`ModelSpec.kind_of`)."""
+        return self.model_copy(update={"shape": self.shape.of_kind(kind)}) if kind else self
+
     def with_megatron_kernels(self) -> Self:
         """Return the job with the kernel set `megatron`, where its recipe leaves that open."""
         if self.recipe.kernels is not None:
@@ -142,6 +146,7 @@ class Job(Node):
             "attention_implementation":
                 None if kernels.attention == "flash" else kernels.attention,
             "expert_imbalance": layout.expert_imbalance,
+            "capacity_factor": layout.capacity_factor, "narrow": kernels.narrow,
         }  # fmt: skip
         if self.recipe.lora is not None or self.recipe.frozen:
             return FrozenWork(**sizes, recipe=self.recipe)

@@ -8,11 +8,13 @@ from twinstream.schedule.cost import Work
 
 @dataclass(frozen=True)
 class Kernels:
-    """Work of kernels whose activations are of `dtype`; linear layers multiply `linear_dtype`."""
+    """Work of kernels whose activations are of `dtype`; linear layers multiply `linear_dtype`, the
+    gradients of their weights `weight_dtype`."""
 
     dtype: str
     linear_dtype: str
     gradient_dtype: str
+    weight_dtype: str
 
     def linear(self, m: int, n: int, k: int, groups: int = 1) -> Work:
         """[m, k] x [k, n] of a linear layer or its input's gradient; `groups` of them."""
@@ -29,7 +31,7 @@ class Kernels:
         self, m: int, n: int, k: int, dtype: str | None = None, groups: int = 1
     ) -> Work:
         """[m, k] x [k, n], added to the gradient of a linear layer's weight."""
-        taken = dtype or self.linear_dtype
+        taken = dtype or self.weight_dtype
         read = groups * (m * k + k * n) * BITS_OF_DTYPE[taken] // 8
         summed = 2 * groups * m * n * BITS_OF_DTYPE[self.gradient_dtype] // 8
         return self._matmul((m, n, k), taken, groups, read + summed)
@@ -46,11 +48,12 @@ class Kernels:
         )
 
     def casts(self, *elements: int) -> tuple[Work, ...]:
-        """Linear inputs or output gradients in another dtype: read, written as they are and
-        transposed, since gradients need the other order; none where the dtype is the same."""
+        """Linear inputs or output gradients in another dtype: read, written as they are and, for
+        the gradients of weights, transposed; none where the dtype is the same."""
         if self.linear_dtype == self.dtype:
             return ()
-        written = 2 * BITS_OF_DTYPE[self.linear_dtype] // 8  # of fp4 1: two halves
+        copies = 1 + (self.weight_dtype == self.linear_dtype)
+        written = copies * BITS_OF_DTYPE[self.linear_dtype] // 8  # of fp4 1: two halves
         return tuple(
             self.vector("cast", count, extra_bytes=written * count) for count in elements if count
         )

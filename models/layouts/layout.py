@@ -51,6 +51,8 @@ class Layout(Node):
         reduction: how ranks that run sum gradients over replicas: in `rank_order`, in float32 and
             with the same bits on any transport, or as the `library` of the transport does it.
         expert_imbalance: how many times the mean the busiest rank's experts get.
+        capacity_factor: how many times the mean a rank's experts take at most; what more comes is
+            dropped (None: nothing is).
         offload: parameters, gradients, state and activations may be on the host.
     """
 
@@ -74,6 +76,7 @@ class Layout(Node):
     reduction: ReplicaSum = "rank_order"
     stage_layers: Annotated[tuple[Count, ...], Field(strict=False)] | None = None
     expert_imbalance: Annotated[float, Field(ge=1, le=1e3, allow_inf_nan=False)] = 1.0
+    capacity_factor: Annotated[float, Field(gt=0, le=1e3, allow_inf_nan=False)] | None = None
     offload: bool = False
 
     @model_validator(mode="before")
@@ -91,6 +94,7 @@ class Layout(Node):
         usual = {
             "etp": self.etp is None, "tp_overlap": not self.tp_overlap, "parts": self.parts is None,
             "cp_parts": self.cp_parts is None,
+            "capacity_factor": self.capacity_factor is None,
         }  # fmt: skip
         return {name: value for name, value in document.items() if not usual.get(name)}
 
@@ -98,6 +102,23 @@ class Layout(Node):
     def expert_replicas(self) -> int:
         """Replicas that share the experts: those of `ep` that are not ranks of tp."""
         return self.ep if self.etp in (None, self.tp) else self.ep // self.tp
+
+    @property
+    def dropped_rows(self) -> tuple[float, float]:
+        """Shares of the rows that experts get of which some are dropped, at least and at most.
+
+        With a capacity C below the busiest rank's load s (times the mean) at least 1 - C, or what
+        that one of `ep` ranks has too much; at most 1 - C / s, where few ranks get all rows and
+        each as many as the busiest.
+
+        >>> Layout(ep=8, expert_imbalance=1.6, capacity_factor=1.2).dropped_rows
+        (0.05, 0.25)
+        """
+        most, taken = self.expert_imbalance, self.capacity_factor
+        if taken is None or taken >= most:
+            return 0.0, 0.0
+        least = max(1 - taken, (most - taken) / self.ep)
+        return round(least, 6), round(max(least, 1 - taken / most), 6)
 
     @property
     def num_parts(self) -> int:
@@ -138,6 +159,7 @@ class Layout(Node):
             stages: self.pp > 1,
             f"dp{self.dp}": self.dp > 1 or self.num_gpus == 1, f"ep{self.ep}": self.ep > 1,
             f"etp{self.etp}": self.etp not in (None, self.tp),
+            f"capacity{self.capacity_factor or 0:g}": self.capacity_factor is not None,
             f"mb{self.micro_batch}": self.micro_batch > 1, self.pipeline: self.pp > 1,
             f"zero{self.zero}": self.dp * self.cp > 1,
             f"recompute-{self.recompute}": self.recompute not in ("auto", "none"),

@@ -1,10 +1,11 @@
 """What one rank holds and handles of a microbatch, and which splits of a shape cannot be."""
 
 from dataclasses import dataclass
+from math import inf
 
 from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.layout import padded_vocab, rank_heads
-from twinstream.models.recipes.recipe import OptimizerState
+from twinstream.models.recipes.recipe import USUALLY_NARROW, NarrowUnit, OptimizerState
 from twinstream.schedule.errors import TwinstreamError
 
 UNFUSED = "unfused"
@@ -31,7 +32,9 @@ class RankSizes:
     `matmul_dtype`, by default the same, but for those of router and head. Weight gradients are
     summed in `gradient_dtype`. `attention_implementation` None is any that keeps its scores on
     chip; "unfused" writes scores and softmax to HBM, as Megatron-LM did before FlashAttention.
-    `expert_imbalance` is how many times the mean the tokens of the busiest rank's experts are.
+    `expert_imbalance` is how many times the mean the tokens of the busiest rank's experts are, of
+    which they take at most `capacity_factor` times the mean. `narrow` are the units that compute in
+    `matmul_dtype`.
 
     What does not divide is rounded up; `shape_refusals` has what cannot be.
 
@@ -53,6 +56,8 @@ class RankSizes:
     optimizer_state: OptimizerState = "float32_master"
     attention_implementation: str | None = None
     expert_imbalance: float = 1.0
+    capacity_factor: float | None = None
+    narrow: tuple[NarrowUnit, ...] = USUALLY_NARROW
 
     def __post_init__(self) -> None:
         for dtype in (self.dtype, self.matmul_dtype or self.dtype, self.gradient_dtype):
@@ -90,9 +95,25 @@ class RankSizes:
         return rank_heads(self.shape.num_kv_heads, self.tp) * self.shape.head_dim
 
     @property
+    def d_v(self) -> int:
+        """Width of the rank's heads of values."""
+        return rank_heads(self.shape.num_kv_heads, self.tp) * self.shape.v_dim
+
+    @property
+    def d_o(self) -> int:
+        """Columns that the output projection reads."""
+        return self.heads * self.shape.v_dim
+
+    @property
     def d_qkv(self) -> int:
-        """Columns of the projection to Q, K and V."""
-        return self.d_q + 2 * self.d_kv
+        """Columns of Q, K and V."""
+        return self.d_q + self.d_kv + self.d_v
+
+    @property
+    def d_columns(self) -> int:
+        """Columns of the input of the projections to heads: the model's, or few of latents."""
+        latent, d = self.shape.latent, self.shape.d_model
+        return d if latent is None else (latent.q_rank or d) + latent.kv_rank + latent.rope_dim
 
     @property
     def vocab(self) -> int:
@@ -106,8 +127,11 @@ class RankSizes:
 
     @property
     def routed_tokens(self) -> int:
-        """Copies of the rank's own tokens that go to experts, of `local_tokens`."""
-        return self.local_tokens * self.shape.experts.per_token if self.shape.experts else 0
+        """Copies of the rank's own tokens that go to experts, of `local_tokens`; no more than all
+        ranks' experts take."""
+        if self.shape.experts is None:
+            return 0
+        return _times(self.local_tokens * self.shape.experts.per_token, min(1.0, self._capacity))
 
     @property
     def expert_tokens(self) -> int:
@@ -116,8 +140,11 @@ class RankSizes:
         if self.shape.experts is None:
             return 0
         shared = self.tokens * self.shape.experts.per_token * self.expert_tp
-        # in whole millionths, so that 1.1 x 10 is 11 and not 11.000000000000002 rounded up
-        return -(-shared * round(self.expert_imbalance * 10**6) // (self.tp * 10**6))
+        return _times(shared, min(self.expert_imbalance, self._capacity), self.tp)
+
+    @property
+    def _capacity(self) -> float:
+        return inf if self.capacity_factor is None else self.capacity_factor
 
     @property
     def expert_tp(self) -> int:
@@ -136,13 +163,17 @@ class RankSizes:
 
     @property
     def casts(self) -> bool:
-        """Whether linear layers take their input in another dtype than the activations'."""
-        return self.matmul_dtype not in (None, self.dtype)
+        """Whether linear layers keep their input in another dtype than the activations'."""
+        return self.dtype_of("gradients") != self.dtype
 
     @property
     def matmul_bits(self) -> int:
-        """Of an element that linear layers multiply."""
-        return BITS_OF_DTYPE[self.matmul_dtype or self.dtype]
+        """Of an element of a linear layer's input as its weights' gradient reads it."""
+        return BITS_OF_DTYPE[self.dtype_of("gradients")]
+
+    def dtype_of(self, unit: NarrowUnit) -> str:
+        """What a unit multiplies in."""
+        return (unit in self.narrow and self.matmul_dtype) or self.dtype
 
     @property
     def d_ff(self) -> int:
@@ -158,6 +189,11 @@ class RankSizes:
     def shared_d_ff(self) -> int:
         """Width of the shared expert."""
         return -(-self.shape.experts.shared_d_ff // self.tp) if self.shape.experts else 0
+
+
+def _times(count: int, factor: float, ranks: int = 1) -> int:
+    """In whole millionths, so that 1.1 x 10 is 11 and not 11.000000000000002 rounded up."""
+    return -(-count * round(factor * 10**6) // (ranks * 10**6))
 
 
 def shape_refusals(sizes: RankSizes, pp: int = 1) -> list[str]:

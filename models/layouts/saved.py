@@ -103,12 +103,17 @@ def _attention(sizes: RankSizes) -> Iterator[SavedTensor]:
     tokens, item = sizes.tokens, sizes.itemsize
     yield SavedTensor("attention norm input", stored_hidden_bytes(sizes))
     yield _linear_input(sizes, "QKV input", sizes.local_tokens * sizes.shape.d_model)
+    if sizes.shape.latent is not None:  # before and, but for what is rotated, behind their norms
+        latent = sizes.shape.latent
+        few = latent.q_rank + latent.kv_rank
+        yield SavedTensor("latents", sizes.local_tokens * (few + latent.rope_dim) * item)
+        yield _linear_input(sizes, "latents behind their norms", sizes.local_tokens * few)
     if sizes.shape.qk_norm:
         yield SavedTensor("Q and K before their norms", tokens * (sizes.d_q + sizes.d_kv) * item)
     yield SavedTensor("Q", tokens * sizes.d_q * item)
     yield SavedTensor("K", tokens * sizes.d_kv * item)
-    yield SavedTensor("V", tokens * sizes.d_kv * item)
-    yield _linear_input(sizes, "output projection input", tokens * sizes.d_q)
+    yield SavedTensor("V", tokens * sizes.d_v * item)
+    yield _linear_input(sizes, "output projection input", tokens * sizes.d_o)
     yield from _mask(sizes, "attention dropout mask")
 
 
@@ -117,7 +122,7 @@ def _core(sizes: RankSizes) -> Iterator[SavedTensor]:
         rows = sizes.tokens * sizes.heads
         yield SavedTensor("log-sum-exp", rows * _FLOAT32_BYTES)
         if sizes.casts:  # otherwise it is the output projection's input
-            yield SavedTensor("attention output", sizes.tokens * sizes.d_q * sizes.itemsize)
+            yield SavedTensor("attention output", sizes.tokens * sizes.d_o * sizes.itemsize)
         return
     scores = sizes.tokens * sizes.heads * sizes.seq_len
     yield SavedTensor("softmax", scores * sizes.itemsize)

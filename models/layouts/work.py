@@ -14,6 +14,7 @@ from twinstream.models.kernel_costs.work import adamw_work
 from twinstream.models.layouts.attention_core import CoreWork, core_steps
 from twinstream.models.layouts.kernels import Kernels
 from twinstream.models.layouts.rank_sizes import RankSizes
+from twinstream.models.options import LatentAttention
 from twinstream.schedule.cost import Work
 
 _FLOAT32_BYTES = 4
@@ -55,13 +56,25 @@ class ShapeWork(RankSizes):
     """
 
     def attention(self) -> PartWork:
-        """Norm, QKV, RoPE, core, output projection, dropout and residual."""
+        """Norm, QKV, RoPE, core, output projection, dropout and residual; behind `latents`."""
         before, after = self.attention_before_core(), self.attention_after_core()
         core = self.core_attention()
         return joined(before, PartWork(core.forward, core.backward), after)
 
+    def latents(self) -> PartWork:
+        """Norm and projections to few columns of the rank's own tokens, of latent attention."""
+        latent = self.shape.latent
+        if latent is None:
+            return PartWork()
+        t, d = self.local_tokens, self.shape.d_model
+        norm = PartWork((self._norm(),), (self._norm_backward(),))
+        queries = self._linear(t, latent.q_rank, d) if latent.q_rank else PartWork()
+        return joined(norm, queries, self._linear(t, latent.kv_rank + latent.rope_dim, d))
+
     def attention_before_core(self) -> PartWork:
         """Norm, QKV and RoPE."""
+        if self.shape.latent is not None:
+            return self._latent_before_core(self.shape.latent)
         T, d, q, k = self.tokens, self.shape.d_model, self.d_q, self.d_kv
         heads, heads_back = self._head_passes()
         bias = [self._bias(T, q + 2 * k)] if self.shape.biases or self.shape.qkv_bias else []
@@ -81,6 +94,39 @@ class ShapeWork(RankSizes):
             (self._kernels.weight_gradient(q + 2 * k, d, T), *bias),
         )
 
+    def _latent_before_core(self, latent: LatentAttention) -> PartWork:
+        """Norms of few columns, projections of those to the rank's heads, RoPE, and keys and values
+        put together."""
+        T, t, rope = self.tokens, self.local_tokens, latent.rope_dim
+        made = self.heads * (self.shape.head_dim - rope + latent.v_dim)
+        width = latent.q_rank or self.shape.d_model
+        queries = joined(self._norm_of(t, latent.q_rank), self._linear(T, self.d_q, width))
+        keys = joined(self._norm_of(t, latent.kv_rank), self._linear(T, made, latent.kv_rank))
+        moved = 2 * T * self.heads * rope + T * (made + rope + self.d_kv + self.d_v)
+        rotated = PartWork(
+            (self._vector("rope", moved, launches=2),),
+            (self._vector("rope_backward", moved, launches=2),),
+        )
+        return joined(queries, keys, rotated)
+
+    def _norm_of(self, rows: int, width: int) -> PartWork:
+        """A norm of so many columns, if any, with nothing beside it."""
+        if not width:
+            return PartWork()
+        return PartWork(
+            (self._vector("rms_norm", 2 * rows * width),),
+            (self._vector("rms_norm_backward", 3 * rows * width, launches=2),),
+        )
+
+    def _linear(self, m: int, n: int, k: int) -> PartWork:
+        """A linear layer [m, k] x [k, n] by itself."""
+        kernels = self._kernels
+        return PartWork(
+            (*kernels.casts(m * k), kernels.linear(m, n, k)),
+            (*kernels.casts(m * n), kernels.linear(m, k, n)),
+            (kernels.weight_gradient(n, k, m),),
+        )
+
     def core_attention(self, num_steps: int | None = None) -> CoreWork:
         """All of the core, or so many of its `cp` equal steps."""
         return core_steps(self, self._kernels, self.cp if num_steps is None else num_steps)
@@ -95,7 +141,7 @@ class ShapeWork(RankSizes):
 
     def attention_after_core(self) -> PartWork:
         """Output projection, dropout and residual."""
-        T, d, q, kernels = self.tokens, self.shape.d_model, self.d_q, self._kernels
+        T, d, q, kernels = self.tokens, self.shape.d_model, self.d_o, self._kernels
         projection = PartWork(
             (*kernels.casts(T * q), kernels.linear(T, d, q)),
             (*kernels.casts(T * d), kernels.linear(T, q, d)),
@@ -156,7 +202,7 @@ class ShapeWork(RankSizes):
 
     def layer(self) -> PartWork:
         """All parts of one layer."""
-        return joined(self.attention(), self.mlp(), self.router(), self.experts())
+        return joined(self.latents(), self.attention(), self.mlp(), self.router(), self.experts())
 
     def embedding(self) -> PartWork:
         """Rows of all tokens from a part of the vocabulary; learned positions and dropout."""
@@ -175,14 +221,15 @@ class ShapeWork(RankSizes):
         exponentials; backward makes their gradient of those and turns it back.
         """
         T, d, V = self.tokens, self.shape.d_model, self.vocab
-        logits = T * V
+        logits, dtype = T * V, self.dtype_of("head")
+        kernels = replace(self._kernels, linear_dtype=dtype, weight_dtype=dtype)
         widened = logits * _FLOAT32_BYTES
         loss = self._vector("cross_entropy", logits, extra_bytes=4 * widened, launches=3)
         d_loss = self._vector("cross_entropy", logits, extra_bytes=3 * widened, launches=2)
         return PartWork(
-            (self._norm(), self._kernels.matmul(T, V, d), loss),
-            (d_loss, self._kernels.matmul(T, d, V), self._norm_backward()),
-            (self._kernels.weight_gradient(V, d, T, self.dtype),),
+            (self._norm(), *kernels.casts(T * d), kernels.linear(T, V, d), loss),
+            (d_loss, *kernels.casts(logits), kernels.linear(T, d, V), self._norm_backward()),
+            (kernels.weight_gradient(V, d, T),),
         )
 
     def optimizer(self, num_elements: int) -> tuple[Work, ...]:
@@ -265,7 +312,8 @@ class ShapeWork(RankSizes):
 
     @property
     def _kernels(self) -> Kernels:
-        return Kernels(self.dtype, self.matmul_dtype or self.dtype, self.gradient_dtype)
+        products, weights = self.dtype_of("products"), self.dtype_of("gradients")
+        return Kernels(self.dtype, products, self.gradient_dtype, weights)
 
     @property
     def _gradient_kernels(self) -> Kernels:

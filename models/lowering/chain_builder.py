@@ -1,7 +1,7 @@
 """Collects tensors, calls and tasks of a chain and keeps count of versions."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from twinstream.models.kernel_costs.workspace import workspace_bytes
@@ -248,3 +248,13 @@ class ChainBuilder(TaskBuilder[TaskOperand]):
     def _leaves(self, tensor: str, num_parts: int | None) -> list[str]:
         parts = self._parts.get(tensor)
         return [tensor] if parts is None else parts[:num_parts]
+
+
+def by_rank(axis: str, values: Mapping[str, Sequence[int]]) -> dict[str, Attribute]:
+    """What a call is told that each rank of an axis has a value of its own of."""
+    if len(next(iter(values.values()))) == 1:
+        return {name: one for name, (one,) in values.items()}
+    return {
+        **{name: tuple(each) for name, each in values.items()},
+        "by_rank": f"{axis} {' '.join(values)}",
+    }

@@ -28,6 +28,7 @@ from twinstream.schedule.tensors import Role, Tensor, flat_shape
 from twinstream.schedule.workload import Workload
 
 STEP_STATE_BYTES = 64
+GRADIENT_PIECES = "grad_pieces"  # of gradients that are made apart and then added up
 _LARGEST_PART_BYTES = 2 << 30  # of parameters that one task updates
 
 
@@ -54,7 +55,11 @@ def optimizer_parts(
     A part begins at a whole block of 8-bit codes. The recipe says what adapters there are.
     """
     recipe = recipe or Recipe()
-    total = layout_of(model, recipe, group).size_bytes // model.itemsize
+    layout = layout_of(model, recipe, group)
+    total = layout.size_bytes // model.itemsize
+    if model.decoder is not None and model.decoder.updated_apart(group):
+        starts = [inner.offset_bytes // model.itemsize for inner in layout.tensors]
+        return _cut_at(group, [*starts, total])
     most_bytes = _LARGEST_PART_BYTES
     if model.layer_of(group) is None:
         most_bytes = min(most_bytes, model.layer_bytes)
@@ -62,7 +67,12 @@ def optimizer_parts(
     if num_parts == 1 or muon_matrices(model, group, recipe):
         return (OptimizerPart(group, 0, total),)
     unit = CODE_BLOCK_ELEMENTS
-    bounds = [total * i // num_parts // unit * unit for i in range(num_parts)] + [total]
+    return _cut_at(
+        group, [*(total * i // num_parts // unit * unit for i in range(num_parts)), total]
+    )
+
+
+def _cut_at(group: str, bounds: Sequence[int]) -> tuple[OptimizerPart, ...]:
     return tuple(
         OptimizerPart(
             suffix=f"{group}.part{i}",
@@ -174,6 +184,11 @@ class Shapes:
         """The parts of the sums of squares that the norm is taken of: one number for each group."""
         return tuple((group, 1) for group in self.trained)
 
+    def holders_of_squares(self, group: str) -> int:
+        """Ranks of which each has the squares of some stretches of a group; 1 where it has all."""
+        sharding = self.sharding(group)
+        return 1 if sharding is None else sharding.num_shards
+
     def norm_part(self, group: str) -> str:
         """The part of them that a group's sum of squares is in."""
         return group
@@ -182,16 +197,20 @@ class Shapes:
         """Where a group's sum of squares is written to."""
         return f"grad_squares.{group}"
 
-    @property
-    def sharding(self) -> Sharding | None:
-        """What each replica keeps of groups; None where that is all."""
+    def sharding(self, group: str) -> Sharding | None:
+        """What each replica keeps of a group; None where that is all."""
         return None
+
+    def gradient_pieces(self, group: str) -> int:
+        """How many gradients of a group a rank makes, one for each replica; else it is one."""
+        return 1
 
     def parts(self, group: str) -> tuple[OptimizerPart, ...]:
         """Return the stretches of a group's flat tensor that have an optimizer task each."""
-        if self.sharding is None:
+        sharding = self.sharding(group)
+        if sharding is None:
             return optimizer_parts(self.spec, group, self.recipe)
-        shard = self.sharding.shard_elements(self.num_elements(group), self.recipe)
+        shard = sharding.shard_elements(self.num_elements(group), self.recipe)
         return (OptimizerPart(group, 0, shard),)
 
     def parameters(self, group: str) -> str:
@@ -257,7 +276,7 @@ def _declare_group(builder: ChainBuilder, shapes: Shapes, group: str) -> None:
     What is frozen has parameters only, which nobody takes in parts. Of shards padding makes all
     equally large.
     """
-    spec, sharding, dtype = shapes.spec, shapes.sharding, shapes.spec.dtype
+    spec, sharding, dtype = shapes.spec, shapes.sharding(group), shapes.spec.dtype
     is_trained, is_gathered = group in shapes.trained, sharding is not None and sharding.zero == 3
     if not is_trained and not is_gathered:
         builder.declare_flat(f"param.{group}", shapes.group_bytes(group), "parameter", dtype)
@@ -287,18 +306,33 @@ def _declare_group(builder: ChainBuilder, shapes: Shapes, group: str) -> None:
     gradient_dtype = shapes.gradient_dtype
     itemsize = ITEMSIZE_BYTES[gradient_dtype]
     declare("grad", "gradient", gradient_dtype, [itemsize * count for count in whole])
+    if (pieces := shapes.gradient_pieces(group)) > 1:
+        size = pieces * itemsize * shapes.num_elements(group)
+        builder.declare_flat(f"{GRADIENT_PIECES}.{group}", size, "gradient", gradient_dtype)
     if sharding is not None and sharding.zero > 1:
         declare("grad_shard", "gradient", gradient_dtype, [itemsize * held[0]])
     state = shapes.recipe.state_of(dtype)
     state_dtype = {"float32_master": "float32", "8bit": "uint8"}.get(state, dtype)
     sizes = [part_state_bytes(spec, group, part, shapes.recipe) for part in parts]
     declare("opt", "optimizer_state", state_dtype, sizes)
-    if sharding is not None and shapes.recipe.clips:
-        # Sums of squares of the stretches of a shard, and those of all shards.
-        stretches = sum_shares(held[0])
-        every = sharding.num_shards * stretches
-        builder.declare(dense_tensor(f"shard_squares.{group}", "scratch", "float32", (stretches,)))
-        builder.declare(dense_tensor(f"all_squares.{group}", "scratch", "float32", (every,)))
+    if shapes.recipe.clips and (holders := shapes.holders_of_squares(group)) > 1:
+        _declare_squares(builder, group, parts, holders)
+
+
+def _declare_squares(
+    builder: ChainBuilder, group: str, parts: Sequence[OptimizerPart], holders: int
+) -> None:
+    """Sums of squares of the stretches of what a rank has, part by part, and those of all."""
+    every = [holders * sum_shares(part.num_elements) for part in parts]
+    whole = dense_tensor(f"all_squares.{group}", "scratch", "float32", (sum(every),))
+    builder.declare(whole)
+    for number, part in enumerate(parts):
+        own = (sum_shares(part.num_elements),)
+        builder.declare(dense_tensor(f"shard_squares.{part.suffix}", "scratch", "float32", own))
+        if len(parts) > 1:
+            name = f"all_squares.{part.suffix}"
+            one = dense_tensor(name, "scratch", "float32", (every[number],))
+            builder.declare(part_of(whole.tensor_id, one, 4 * sum(every[:number])))
 
 
 def _declare_norm(builder: ChainBuilder, shapes: Shapes) -> None:

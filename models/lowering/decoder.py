@@ -95,26 +95,37 @@ class DecoderLowering(StepLowering):
             self._add("embed_forward", call, operands, round_=round_, chunk=chunk)
 
     def _forward_layer(self, round_: int, layer: int) -> None:
-        builder = self.builder
         for group in (*self.spec.layer_groups(layer), adapter_group(layer)):
             self._begin_group(group, round_)
-        routes = self.shapes.with_experts(layer)
         for chunk in self._chunks():
-            operands = [
-                *self._block_inputs(layer, chunk),
-                *(self._choice(layer, chunk) if routes else []),
-                *self._cache(layer, chunk),
-                builder.write("norms", f"norms.{layer}.{chunk}"),
-                *([builder.write("low", f"low.{layer}.{chunk}")] if self._has_low(layer) else []),
-                builder.write("kv", self.shapes.kv(layer, chunk)),
-                builder.write("attention", f"attention.{layer}.{chunk}"),
-                builder.write("projections", f"projections.{layer}.{chunk}"),
-                *([builder.write("expert_projections", f"experts.{layer}.{chunk}")]
-                  if routes else []),
-                builder.write("output", self.shapes.hidden(layer + 1, chunk)),
-            ]  # fmt: skip
-            call = self.calls.block("block_forward", chunk, layer)
-            self._add("block_forward", call, operands, round_=round_, layer=layer, chunk=chunk)
+            self._block_forward(round_, layer, chunk)
+
+    def _block_forward(self, round_: int, layer: int, chunk: int) -> None:
+        builder = self.builder
+        operands = [
+            *self._block_inputs(layer, chunk),
+            *(self._choice(layer, chunk) if self.shapes.with_experts(layer) else []),
+            *self._cache(layer, chunk),
+            builder.write("norms", f"norms.{layer}.{chunk}"),
+            *([builder.write("low", f"low.{layer}.{chunk}")] if self._has_low(layer) else []),
+            builder.write("kv", self.shapes.kv(layer, chunk)),
+            builder.write("attention", f"attention.{layer}.{chunk}"),
+            builder.write("projections", f"projections.{layer}.{chunk}"),
+            *self._block_output(layer, chunk),
+        ]
+        call = self.calls.block("block_forward", chunk, layer)
+        self._add("block_forward", call, operands, round_=round_, layer=layer, chunk=chunk)
+
+    def _block_output(self, layer: int, chunk: int) -> list[TaskOperand]:
+        """What a block's forward makes beside what it keeps of attention."""
+        builder, output = self.builder, self.shapes.hidden(layer + 1, chunk)
+        routed = [builder.write("expert_projections", f"experts.{layer}.{chunk}")
+                  for _ in range(self._keeps_experts(layer))]  # fmt: skip
+        return [*routed, builder.write("output", output)]
+
+    def _keeps_experts(self, layer: int) -> bool:
+        """Whether a layer has experts whose projections its own tasks make and keep."""
+        return self.shapes.with_experts(layer)
 
     def _cache(self, layer: int, chunk: int) -> list[TaskOperand]:
         """What generating text keeps of a layer: made by the first pass, and only read by one of
@@ -224,29 +235,39 @@ class DecoderLowering(StepLowering):
         ]
 
     def _backward_layer(self, round_: int, layer: int) -> None:
-        builder = self.builder
         for chunk in self._chunks_reversed():
-            self._recomputes(round_, layer, chunk)
-            reads = [
-                *self._block_inputs(layer, chunk),
-                *self._block_scalars(layer, chunk),
-                builder.read("kv", self.shapes.kv(layer, chunk)),
-                builder.read("attention", f"attention.{layer}.{chunk}"),
-                builder.read("projections", f"projections.{layer}.{chunk}"),
-                *self._expert_projections(layer, chunk),
-                builder.update("d_hidden", f"d_hidden.{chunk}"),
-                *self._gradient("gradients", str(layer), round_),
-                *self._gradient("expert_gradients", f"{layer}{EXPERTS}", round_),
-                *self._gradient("adapter_gradients", adapter_group(layer), round_),
-            ]
-            if self.workload.sliced:
-                reads.append(self._d_context(chunk))
-            frozen = frozenset(self.spec.layer_groups(layer)) - self.trained
-            call = self.calls.block("block_backward", chunk, layer, frozen=frozen)
-            task_id = self._add(
-                "block_backward", call, reads, round_=round_, layer=layer, chunk=chunk
-            )
-            builder.bind_recomputes(before=task_id)
+            self._block_backward(round_, layer, chunk)
+        self._after_layer(round_, layer)
+
+    def _block_backward(self, round_: int, layer: int, chunk: int) -> None:
+        builder = self.builder
+        self._recomputes(round_, layer, chunk)
+        reads = [
+            *self._block_inputs(layer, chunk),
+            *self._block_scalars(layer, chunk),
+            builder.read("kv", self.shapes.kv(layer, chunk)),
+            builder.read("attention", f"attention.{layer}.{chunk}"),
+            builder.read("projections", f"projections.{layer}.{chunk}"),
+            *self._expert_projections(layer, chunk),
+            builder.update("d_hidden", f"d_hidden.{chunk}"),
+            *self._gradient("gradients", str(layer), round_),
+            *self._expert_gradient(layer, round_),
+            *self._gradient("adapter_gradients", adapter_group(layer), round_),
+        ]
+        if self.workload.sliced:
+            reads.append(self._d_context(chunk))
+        call = self.calls.block("block_backward", chunk, layer, frozen=self._frozen(layer))
+        task_id = self._add("block_backward", call, reads, round_=round_, layer=layer, chunk=chunk)
+        builder.bind_recomputes(before=task_id)
+
+    def _expert_gradient(self, layer: int, round_: int) -> list[TaskOperand]:
+        return self._gradient("expert_gradients", f"{layer}{EXPERTS}", round_)
+
+    def _frozen(self, layer: int) -> frozenset[str]:
+        """Those of a layer's groups that have no gradient."""
+        return frozenset(self.spec.layer_groups(layer)) - self.trained
+
+    def _after_layer(self, round_: int, layer: int) -> None:
         for group in (*reversed(self.spec.layer_groups(layer)), adapter_group(layer)):
             self._after_group(group, round_)
 
@@ -270,7 +291,7 @@ class DecoderLowering(StepLowering):
     def _recomputes(self, round_: int, layer: int, chunk: int) -> None:
         builder = self.builder
         group = f"r{round_}.block.{layer}.{chunk}"
-        has_experts = self.shapes.with_experts(layer)
+        has_experts = self._keeps_experts(layer)
         for kernel, level in (
             *([("block_recompute_experts", "EXPERTS")] if has_experts else []),
             ("block_recompute_attention", "ATTENTION"),

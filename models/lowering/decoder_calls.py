@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from twinstream.models.decoders.spec import ModelSpec
-from twinstream.models.kernel_costs.attributes import IN_PARTS, expert_attributes
+from twinstream.models.kernel_costs.attributes import IN_PARTS, SHARED, expert_attributes
 from twinstream.models.kernel_costs.part_work import (
     attention_part_backward,
     attention_part_forward,
@@ -21,9 +21,10 @@ from twinstream.models.kernel_costs.part_work import (
 from twinstream.models.kernel_costs.triton_work import TritonChunkWork
 from twinstream.models.kernel_costs.work import ChunkWork
 from twinstream.models.layout import EXPERTS
-from twinstream.models.lowering.chain_builder import ChainBuilder
+from twinstream.models.layouts.layout import Layout
+from twinstream.models.lowering.chain_builder import ChainBuilder, by_rank
 from twinstream.models.lowering.declarations import DecoderShapes
-from twinstream.models.lowering.optimizer_tasks import by_rank, gradient_attribute
+from twinstream.models.lowering.optimizer_tasks import gradient_attribute
 from twinstream.models.options import ROPE_SCALING, Experts
 from twinstream.models.recipes.adapter_layout import (
     lora_of_layer,
@@ -47,7 +48,11 @@ _PARTS: Mapping[str, Callable[[ChunkWork], tuple[Work, ...]]] = {
     "mlp_part_backward": mlp_part_backward,
 }
 
-_OF_TOKENS = frozenset(name for name in _PARTS if name.startswith("mlp_"))  # each by itself
+_OF_TOKENS = frozenset(
+    (*(name for name in _PARTS if name.startswith("mlp_")), "block_combine_forward",
+     "block_dispatch_backward", "experts_forward", "experts_backward")
+)  # fmt: skip
+"""Kernels that take each token by itself, wherever sequences begin."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +63,13 @@ class KernelCalls:
     spec: ModelSpec
     workload: Workload
     recipe: Recipe
+    layout: Layout | None = None
 
     def work(self, start: int = 0, spec: ModelSpec | None = None) -> ChunkWork:
         """Of a chunk that begins so far into its sequence, in a layer built like a model's."""
         kind = TritonChunkWork if self.recipe.implementations.vector == "triton" else ChunkWork
-        return kind(spec or self.spec, self.workload, start, self.recipe)
+        ep = 1 if self.layout is None else self.layout.ep
+        return kind(spec or self.spec, self.workload, start, self.recipe, ep)
 
     def _starts(self, chunk: int) -> tuple[int, ...]:
         """Where a chunk begins in its sequence, on each of the ranks that have slices of it."""
@@ -106,6 +113,10 @@ class KernelCalls:
             "block_backward": partial(
                 work.block_backward, frozen=is_frozen, frozen_experts=experts_frozen
             ),
+            "block_combine_forward": work.combine_forward,
+            "block_dispatch_backward": work.dispatch_backward,
+            "experts_forward": work.shared_forward,
+            "experts_backward": partial(work.shared_backward, frozen_experts=experts_frozen),
         }
         attributes: dict[str, Attribute] = {
             "d_model": spec.d_model,
@@ -130,6 +141,7 @@ class KernelCalls:
             attributes[IN_PARTS] = True
         if spec.experts is not None:
             attributes |= self.experts_attributes(spec.experts)
+            attributes |= self._shared_attributes(spec.experts)
         if spec.rope_scaling is not None:
             attributes |= {f"{ROPE_SCALING}{n}": v for n, v in spec.rope_scaling}
         if self.workload.packing is not None and kernel not in _OF_TOKENS:
@@ -146,6 +158,15 @@ class KernelCalls:
                 attributes[name] = kept
         cost = (*cost, *work.dequantized(kernel, base, experts_base))
         return self.builder.call(call_id, self._key(kernel), attributes, cost)
+
+    def _shared_attributes(self, experts: Experts) -> dict[str, Attribute]:
+        """Of experts that ranks share: over how many, and the first that a rank has."""
+        if self.layout is None or self.layout.ep == 1:
+            return {}
+        ep = self.layout.ep
+        first = [rank * (experts.count // ep) for rank in range(ep)]
+        pieces = ep if self.layout.reduction == "rank_order" else 1
+        return {SHARED: ep, "num_pieces": pieces, **by_rank("ep", {"first_expert": first})}
 
     def experts_attributes(self, experts: Experts) -> dict[str, Attribute]:
         """What a call is told of experts; of the load-balancing loss of a round, what it counts in

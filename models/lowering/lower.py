@@ -1,8 +1,8 @@
 """Lower (model, workload, recipe) to the task chain of one training step, of a device or of ranks.
 
 On ranks a model's blocks are whole tasks where twinstream's kernels compute them, or tasks of parts
-with tensor parallelism. Where the recipe has a library's kernels, which are priced and not run
-here, they are split at what ranks say inside them.
+with tensor parallelism, or tasks around shared experts. Where the recipe has a library's kernels,
+which are priced and not run here, they are split at what ranks say inside them.
 """
 
 from collections.abc import Mapping
@@ -12,6 +12,7 @@ from twinstream.models.kernel_costs.workspace import library_bytes
 from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout
 from twinstream.models.lowering.decoder import DecoderLowering
+from twinstream.models.lowering.expert_tasks import ExpertTasks, shares_experts_here
 from twinstream.models.lowering.parts.part_blocks import lower_in_parts
 from twinstream.models.lowering.parts.part_tasks import PartTasks, runs_in_parts
 from twinstream.models.lowering.parts.sequence_tasks import SequenceTasks
@@ -66,14 +67,14 @@ def lower(
         return _chain(step_lowering(model, workload, _settled(model, workload, recipe)))
     decoder = require_decoder(model)
     in_parts = runs_in_parts(layout, recipe) and not folded
-    is_split = layout.tp * layout.cp * layout.ep > 1 and not in_parts
+    shares = shares_experts_here(layout, recipe) and not folded
+    is_split = layout.tp * layout.cp * layout.ep > 1 and not in_parts and not shares
     if folded or is_split or recipe.implementations.vector == "megatron":
         return lower_in_parts(Job.of_step(decoder, workload, recipe, layout), stage, folded=folded)
     recipe = _settled(model, workload, recipe)
     cut = stage_cut(layout, decoder, workload, stage)
-    blocks = TaskBlocks
-    if in_parts:
-        blocks = SequenceTasks if layout.splits_sequences else PartTasks
+    blocks = PartTasks if in_parts else ExpertTasks if shares else TaskBlocks
+    blocks = SequenceTasks if in_parts and layout.splits_sequences else blocks
     return _chain(blocks(decoder, workload, recipe, cut))
 
 

@@ -1,7 +1,7 @@
 """Optimizer tasks of a chain, and where they run; gradients that the host adds up."""
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from twinstream.models.decoders.spec import ITEMSIZE_BYTES
 from twinstream.models.kernel_costs.attributes import TEMPORARY_BYTES
@@ -34,7 +34,6 @@ from twinstream.models.providers.trained import layout_of, trained_groups
 from twinstream.models.recipes.recipe import BEFORE_NEXT_USE, Recipe
 from twinstream.models.recipes.update_rules import OwnRule, states_of_element
 from twinstream.schedule.chain import Input
-from twinstream.schedule.cluster.projecting import BY_RANK
 from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import Attribute, TaskOperand
 
@@ -52,8 +51,6 @@ class OptimizerTasks(GroupLife[TaskOperand]):
     With `device_before_next_use` a step begins with the updates of the one before, whose gradients
     and norm it finds; `update_state` has what `step_state` was then, or says that there are none.
     """
-
-    summed_kind = "grad"  # of the tensors that hold summed gradients
 
     def __init__(
         self, builder: ChainBuilder, shapes: Shapes, recipe: Recipe, step_state: TaskOperand
@@ -98,6 +95,10 @@ class OptimizerTasks(GroupLife[TaskOperand]):
 
     def _gradient(self, group: str, mode: UseMode) -> TaskOperand:
         return self.builder.operand("gradients", f"grad.{group}", mode)
+
+    def _summed(self, group: str) -> str:
+        """Of the tensors that hold a group's summed gradient."""
+        return "grad"
 
     def _parameters(self, group: str) -> TaskOperand:
         return self.builder.update("parameters", f"param.{group}")
@@ -173,7 +174,7 @@ class OptimizerTasks(GroupLife[TaskOperand]):
         for part in self.shapes.parts(group):
             operands = [
                 builder.update("parameters", f"param.{part.suffix}"),
-                builder.read("gradients", f"{self.summed_kind}.{part.suffix}"),
+                builder.read("gradients", f"{self._summed(group)}.{part.suffix}"),
                 builder.update("state", f"opt.{part.suffix}"),
                 self._update_state,
             ]
@@ -287,13 +288,3 @@ def state_parts(model: Model, recipe: Recipe, *, earlier: bool = False) -> dict[
             whole = model.layer_of(group) is not None
             counts[group] = 1 if whole else -(-size_bytes // model.layer_bytes)
     return {group: count for group, count in counts.items() if count > 1}
-
-
-def by_rank(axis: str, values: Mapping[str, Sequence[int]]) -> dict[str, Attribute]:
-    """What a call is told that each rank of an axis has a value of its own of."""
-    if len(next(iter(values.values()))) == 1:
-        return {name: one for name, (one,) in values.items()}
-    return {
-        **{name: tuple(each) for name, each in values.items()},
-        BY_RANK: f"{axis} {' '.join(values)}",
-    }

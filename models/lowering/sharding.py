@@ -11,12 +11,14 @@ have other bits than sums of what replicas have of each microbatch.
 """
 
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 from twinstream.models.kernel_costs.scratch_sizes import (
     CODE_BLOCK_ELEMENTS,
     SUM_SHARE_ELEMENTS,
 )
+from twinstream.models.layout import EXPERTS
 from twinstream.models.layouts.layout import Layout
 from twinstream.models.recipes.recipe import Recipe
 
@@ -54,10 +56,21 @@ class Sharding:
         return {1: "parameters gradients", 2: "parameters", 3: ""}[self.zero]
 
 
-def sharding_of(layout: Layout) -> Sharding | None:
-    """What each replica keeps of a stage; None where that is all."""
-    replicas = {"dp": layout.dp, "cp": layout.cp}
-    axes = tuple(axis for axis, size in replicas.items() if size > 1)
+def shares_experts(layout: Layout, group: str) -> bool:
+    """Whether each of some replicas has other experts of a group."""
+    return layout.ep > 1 and group.endswith(EXPERTS)
+
+
+def replica_axes(layout: Layout, group: str) -> dict[str, int]:
+    """Axes of the mesh, with their sizes, over which replicas hold the same of a group."""
+    sizes = {"dp": layout.dp // layout.ep, "ep": layout.ep, "cp": layout.cp}
+    shared = ("ep",) if shares_experts(layout, group) else ()
+    return {axis: size for axis, size in sizes.items() if size > 1 and axis not in shared}
+
+
+def sharding_of(layout: Layout, group: str) -> Sharding | None:
+    """What each replica keeps of a group; None where that is all."""
+    axes = replica_axes(layout, group)
     if not layout.zero or not axes:
         return None
-    return Sharding(layout.zero, axes, layout.dp * layout.cp)
+    return Sharding(layout.zero, tuple(axes), prod(axes.values()))

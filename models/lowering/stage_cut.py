@@ -8,7 +8,12 @@ from twinstream.models.layout import layer_of, whole_group
 from twinstream.models.layouts.layout import Layout, stages_of
 from twinstream.models.layouts.orders import actions_of
 from twinstream.models.lowering.declarations import DecoderShapes
-from twinstream.models.lowering.sharding import Sharding, sharding_of
+from twinstream.models.lowering.sharding import (
+    Sharding,
+    replica_axes,
+    sharding_of,
+    shares_experts,
+)
 from twinstream.models.providers.trained import all_groups, trained_groups
 from twinstream.models.recipes.adapter_layout import adapter_group, lora_of_layer
 from twinstream.schedule.ops import Reduction
@@ -35,11 +40,9 @@ class StageCut:
         """Virtual stages of the pipeline."""
         return self.layout.pp * self.layout.virtual_stages
 
-    @property
-    def replicas(self) -> tuple[str, ...]:
-        """Axes of the mesh over which gradients are summed."""
-        sizes = {"dp": self.layout.dp, "cp": self.layout.cp}
-        return tuple(axis for axis, size in sizes.items() if size > 1)
+    def replicas(self, group: str) -> tuple[str, ...]:
+        """Axes of the mesh over which gradients of a group are summed."""
+        return tuple(replica_axes(self.layout, group))
 
     @property
     def reduction(self) -> Reduction:
@@ -48,10 +51,9 @@ class StageCut:
         is_ordered = reduction == "rank_order" and self.layout.splits_sequences
         return "pairwise" if is_ordered else reduction
 
-    @property
-    def sharding(self) -> Sharding | None:
-        """What each of the replicas keeps; None where that is all."""
-        return sharding_of(self.layout)
+    def sharding(self, group: str) -> Sharding | None:
+        """What each of the replicas keeps of a group; None where that is all."""
+        return sharding_of(self.layout, group)
 
     @property
     def first(self) -> bool:
@@ -78,10 +80,9 @@ class StageCut:
         """Return whether a microbatch completes the gradients of a virtual stage."""
         return self._last[chunk] == j
 
-    @property
-    def gathers(self) -> bool:
-        """Whether parameters are gathered before each use."""
-        return self.sharding is not None and self.sharding.zero == 3
+    def gathers(self, group: str) -> bool:
+        """Whether a group's parameters are gathered before each use."""
+        return self.layout.zero == 3 and self.sharding(group) is not None
 
     def has(self, group: str) -> bool:
         """Whether a group of parameters is the stage's."""
@@ -150,10 +151,22 @@ class StageShapes(DecoderShapes):
         """Whether another stage has a part of the embedding's gradient."""
         return self.cut.shares_embedding and "embedding" in self.trained
 
-    @property
-    def sharding(self) -> Sharding | None:
-        """What each replica keeps of a stage's groups."""
-        return self.cut.sharding
+    def sharding(self, group: str) -> Sharding | None:
+        """What each replica keeps of a group."""
+        return self.cut.sharding(group)
+
+    def gradient_pieces(self, group: str) -> int:
+        """How many gradients a rank makes of its experts: one for each replica whose rows come to
+        it, where they are summed in the order of replicas."""
+        layout = self.cut.layout
+        apart = layout.reduction == "rank_order" and shares_experts(layout, group)
+        return layout.ep if apart else 1
+
+    def holders_of_squares(self, group: str) -> int:
+        """Ranks of which each has the squares of some stretches of a group; 1 where it has all."""
+        if shares_experts(self.cut.layout, group):
+            return self.cut.layout.ep
+        return super().holders_of_squares(group)
 
     @property
     def of_embedding(self) -> tuple[str, ...]:
@@ -168,9 +181,9 @@ class StageShapes(DecoderShapes):
     def of_layer(self, layer: int) -> tuple[str, ...]:
         """The groups whose parameters a layer's tasks read."""
         has_some = lora_of_layer(self.spec, self.recipe.lora, layer) is not None
-        adapters = [adapter_group(layer)] if has_some else []
+        adapters = self.spec.adapter_parts(adapter_group(layer)) if has_some else ()
         return (*self.spec.layer_groups(layer), *adapters)
 
     def parameters(self, group: str) -> str:
         """Gathered, where only a shard is kept."""
-        return f"gathered.{group}" if self.cut.gathers else f"param.{group}"
+        return f"gathered.{group}" if self.cut.gathers(group) else f"param.{group}"

@@ -5,13 +5,15 @@ from twinstream.models.kernel_costs.work import (
     add_gradients_work,
     gradient_norm_work,
     gradient_squares_work,
+    sum_pieces_work,
 )
 from twinstream.models.lowering.chain_builder import ChainBuilder, CollectiveCall, UseMode
-from twinstream.models.lowering.declarations import OptimizerPart
+from twinstream.models.lowering.declarations import GRADIENT_PIECES, OptimizerPart
 from twinstream.models.lowering.optimizer_tasks import OptimizerTasks
+from twinstream.models.lowering.sharding import Sharding, shares_experts
 from twinstream.models.lowering.stage_cut import StageCut, StageShapes
 from twinstream.models.recipes.recipe import Recipe
-from twinstream.schedule.ops import Attribute, TaskOperand
+from twinstream.schedule.ops import Attribute, Label, TaskOperand
 
 _OF_HEAD = "head_grad.embedding"
 
@@ -35,12 +37,10 @@ class StageOptimizer(OptimizerTasks):
     ) -> None:  # fmt: skip
         super().__init__(builder, shapes, recipe, step_state)
         self._cut = cut
-        self.behind = 1 if cut.replicas and cut.layout.dp_overlap else 0
+        self.behind = 1 if cut.layout.dp * cut.layout.cp > 1 and cut.layout.dp_overlap else 0
         self.reduction = cut.reduction
         self._used: tuple[tuple[str, ...], int, int] | None = None
-        self.sharding = cut.sharding
-        if self.sharding is not None:
-            self.zero, self.summed_kind = self.sharding.zero, self.sharding.gradient_kind
+        self.zero = cut.layout.zero
         if shapes.shares_gradient:
             self.shared = "embedding"
             sizes = {tensor.tensor_id: tensor.size_bytes for tensor in builder.tensors}
@@ -49,7 +49,8 @@ class StageOptimizer(OptimizerTasks):
 
     def use(self, groups: tuple[str, ...], round_: int) -> None:
         """Gather parameters before a use of all groups that are read together."""
-        if not self._cut.gathers:
+        groups = tuple(filter(self._cut.gathers, groups))
+        if not groups:
             return
         tasks = self.builder.tasks
         number = len(tasks)
@@ -69,6 +70,8 @@ class StageOptimizer(OptimizerTasks):
         """The head's contributions to a shared embedding are added up by themselves."""
         if name == "embedding_gradients" and self.shared is not None:
             return self.builder.accumulate(name, _OF_HEAD)
+        if self.shapes.gradient_pieces(group) > 1:
+            return self.builder.accumulate(name, f"{GRADIENT_PIECES}.{group}")
         return super().gradient(name, group, round_)
 
     def after_group(self, group: str, round_: int) -> None:
@@ -76,7 +79,28 @@ class StageOptimizer(OptimizerTasks):
         self.after_backward(group, "", last=True)
 
     def _axes(self, group: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        return self._cut.replicas, ()
+        return self._cut.replicas(group), ()
+
+    def _complete(self, group: str) -> None:
+        """Add up what replicas have made of a rank's experts, before other ranks' are added."""
+        if (pieces := self.shapes.gradient_pieces(group)) > 1:
+            self._sum_pieces(group, pieces, f"{GRADIENT_PIECES}.{group}")
+        super()._complete(group)
+
+    def _sum_pieces(self, group: str, pieces: int, tensor: str) -> None:
+        builder, dtype = self.builder, self.shapes.gradient_dtype
+        count = self.shapes.num_elements(group)
+        call = builder.call(
+            f"sum_pieces.{count}", f"sum_pieces/{self.recipe.implementations.vector}",
+            {"dtype": dtype, "num_elements": count, "num_pieces": pieces},
+            sum_pieces_work(count, pieces, dtype),
+        )  # fmt: skip
+        operands = [builder.read("pieces", tensor), self._gradient(group, "write")]
+        builder.add(f"sum_pieces.{group}", call, operands, self._label("reduce_gradients", group))
+
+    def _summed(self, group: str) -> str:
+        sharding = self._cut.sharding(group)
+        return super()._summed(group) if sharding is None else sharding.gradient_kind
 
     def _follow(self, group: str) -> None:
         if self.recipe.clips and self._cut.squares(group):
@@ -118,50 +142,37 @@ class StageOptimizer(OptimizerTasks):
             builder.communicate("reduce.squares", said, [squares], builder.label("gradient_norm"))
         super()._take_norm()
 
-    @property
-    def _shard_attributes(self) -> dict[str, Attribute]:
-        """The axes over which a shard's place follows from the rank's coordinates."""
-        if self.sharding is None:
-            return {}
-        told: dict[str, Attribute] = {"shard_axes": " ".join(self.sharding.axes)}
-        whole = self.sharding.whole_operands
-        return told | ({"whole_operands": whole} if whole else {})
-
     def _place(self, group: str, part: OptimizerPart) -> dict[str, Attribute]:
         """With the ranges of the whole group, of which each rank's shard has its own."""
-        if self.sharding is None:
-            return super()._place(group, part)
+        sharding = self._cut.sharding(group)
+        if sharding is None:
+            return super()._place(group, part) | self._place_of_experts(group, part)
         whole = OptimizerPart(group, 0, self.shapes.num_elements(group))
-        return super()._place(group, whole) | self._shard_attributes
+        return super()._place(group, whole) | _shard_attributes(sharding)
+
+    def _place_of_experts(self, group: str, part: OptimizerPart) -> dict[str, Attribute]:
+        """Where a rank's share of a matrix of all experts begins in the whole group."""
+        if not shares_experts(self._cut.layout, group):
+            return {}
+        first = part.element_offset * self._cut.layout.ep
+        return {"element_offset": first, "shard_axes": "ep"}
 
     def _gradient_shard(self, group: str, mode: UseMode) -> TaskOperand | None:
-        if self.zero <= 1:
+        if self.zero <= 1 or self._cut.sharding(group) is None:
             return None
         return self.builder.operand("shard", f"grad_shard.{group}", mode)
 
     def _sum_squares(self, group: str) -> None:
         """Of stretches of the shard; all of them gathered are added up as one device does it."""
-        if self.sharding is None:
+        holders, parts = self.shapes.holders_of_squares(group), self.shapes.parts(group)
+        if holders == 1:
             super()._sum_squares(group)
             return
-        builder, dtype = self.builder, self.shapes.gradient_dtype
-        (part,) = self.shapes.parts(group)
-        shard, vector = part.num_elements, self.recipe.implementations.vector
-        attributes: dict[str, Attribute] = {"dtype": dtype, "num_elements": shard}
-        if self.zero == 1:
-            attributes |= {"element_offset": 0} | self._shard_attributes
-        label = self._label("gradient_squares", group)
-        call = builder.call(
-            f"shard_squares.{shard}", f"shard_squares/{vector}", attributes,
-            gradient_squares_work(shard, dtype),
-        )  # fmt: skip
-        squares = builder.write("squares", f"shard_squares.{group}")
-        summed = builder.read("gradients", f"{self.summed_kind}.{group}")
-        builder.add(f"shard_squares.{group}", call, [summed, squares], label)
-        own = builder.read("own", f"shard_squares.{group}")
-        gathered = builder.write("all", f"all_squares.{group}")
-        self._gather(f"squares.{group}", group, [own, gathered], label)
-        count = self.sharding.num_shards * sum_shares(shard)
+        builder, vector = self.builder, self.recipe.implementations.vector
+        label, count = self._label("gradient_squares", group), 0
+        for part in parts:
+            self._shard_squares(group, part, label)
+            count += holders * sum_shares(part.num_elements)
         call = builder.call(
             f"sum_squares.{count}", f"sum_squares/{vector}", {"num_values": count},
             gradient_norm_work(count),
@@ -171,3 +182,35 @@ class StageOptimizer(OptimizerTasks):
             builder.write("squares", self.shapes.squares_tensor(group)),
         ]
         builder.add(f"sum_squares.{group}", call, operands, label)
+
+    def _shard_squares(self, group: str, part: OptimizerPart, label: Label) -> None:
+        """Of the stretches of what this rank has of a part, and then of what all ranks have."""
+        builder, dtype, sharding = (
+            self.builder,
+            self.shapes.gradient_dtype,
+            self._cut.sharding(group),
+        )
+        count, name = part.num_elements, part.suffix
+        attributes: dict[str, Attribute] = {"dtype": dtype, "num_elements": count}
+        if sharding is not None and sharding.zero == 1:
+            attributes |= {"element_offset": 0} | _shard_attributes(sharding)
+        call = builder.call(
+            f"shard_squares.{count}" + ("" if sharding is not None else ".own"),
+            f"shard_squares/{self.recipe.implementations.vector}", attributes,
+            gradient_squares_work(count, dtype),
+        )  # fmt: skip
+        squares = builder.write("squares", f"shard_squares.{name}")
+        summed = builder.read("gradients", f"{self._summed(group)}.{name}")
+        builder.add(f"shard_squares.{name}", call, [summed, squares], label)
+        own = builder.read("own", f"shard_squares.{name}")
+        gathered = builder.write("all", f"all_squares.{name}")
+        axes = ("ep",) if sharding is None else sharding.axes
+        said = CollectiveCall("all_gather", axes, "dp.gather")
+        builder.communicate(f"gather.squares.{name}", said, [own, gathered], label)
+
+
+def _shard_attributes(sharding: Sharding) -> dict[str, Attribute]:
+    """The axes over which a shard's place follows from the rank's coordinates."""
+    told: dict[str, Attribute] = {"shard_axes": " ".join(sharding.axes)}
+    whole = sharding.whole_operands
+    return told | ({"whole_operands": whole} if whole else {})

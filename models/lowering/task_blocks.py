@@ -152,7 +152,7 @@ def _require_simple(spec: ModelSpec, recipe: Recipe, cut: StageCut) -> None:
     reasons = {
         f"the optimizer '{recipe.optimizer}'": recipe.optimizer not in _PLACES,
         "Muon, whose matrices are whole, sharded by ZeRO": recipe.update == "muon"
-        and cut.sharding is not None,
+        and bool(cut.layout.zero and cut.layout.dp > 1),
         "a load-balancing loss of experts (leave it out with --aux-loss 0)": bool(
             spec.experts and spec.experts.aux_loss
         ),

@@ -33,8 +33,9 @@ def model_flops_per_sequence(spec: ModelSpec, seq_len: int, recipe: Recipe | Non
 
     L (3 matmul + 3 attention) + 3 head, since backward takes two products for each of forward's:
     matmul 2 S d (2 d_q + 2 d_kv + 3 f) is Q, K, V, output, gate, up and down (2 f without a gate;
-    of routed experts those that a token goes to, and the router); attention
-    0.5 x 2 x (2 S S d_q) is QK^T and PV; head 2 S d V is the LM head, tied or not.
+    of routed experts those that a token goes to, and the router; of latent attention all of its
+    projections); attention 0.5 x 2 x (2 S S d_q) is QK^T and PV (w (2 S - w) for S S with a window
+    w); head 2 S d V is the LM head, tied or not.
 
     Of what a recipe freezes, backward takes the product for the gradient of the input only, and
     none below the first layer that is trained or has something trained below it. Adapters take
@@ -53,17 +54,17 @@ def model_flops_per_sequence(spec: ModelSpec, seq_len: int, recipe: Recipe | Non
     """
     recipe = recipe or Recipe()
     trained = trained_groups(spec, recipe)
-    attention = 2 * seq_len * seq_len * spec.d_q
     head = 2 * seq_len * spec.d_model * spec.vocab_size
     first = first_backward_layer(spec, recipe)
     blocks = weights = 0
     for layer in range(spec.num_layers):
-        for group, width in _widths(spec.layer(layer), layer).items():
-            matmul = 2 * seq_len * spec.d_model * width
+        kind = spec.layer(layer)
+        for group, elements in _weights(kind, layer).items():
+            matmul = 2 * seq_len * elements
             blocks += matmul * (2 if layer >= first else 1)
             weights += matmul if group in trained else 0
-    num_back = spec.num_layers - first
-    blocks += (spec.num_layers + 2 * num_back) * attention
+        attention = (kind.d_q + kind.d_o) * kind.doubled_pairs(seq_len)
+        blocks += attention * (3 if layer >= first else 1)
     head_trains = ("embedding" if spec.tied_embeddings else "head") in trained
     adapters = _adapter_flops(spec, seq_len, recipe)
     return blocks + weights + (3 if head_trains else 2) * head + adapters
@@ -81,23 +82,23 @@ def forward_flops_per_sequence(
     >>> 3 * (forward_flops_per_sequence(tiny, 1024) + head) == model_flops_per_sequence(tiny, 1024)
     True
     """
-    attention = 2 * seq_len * (2 * filled + seq_len) * spec.d_q
-    widths = sum(
-        sum(_widths(spec.layer(layer), layer).values()) for layer in range(spec.num_layers)
-    )
-    blocks = spec.num_layers * attention + 2 * seq_len * spec.d_model * widths
+    blocks = 0
+    for layer in range(spec.num_layers):
+        kind = spec.layer(layer)
+        blocks += (kind.d_q + kind.d_o) * kind.doubled_pairs(seq_len, filled)
+        blocks += 2 * seq_len * sum(_weights(kind, layer).values())
     return blocks + _adapter_flops(spec, seq_len, recipe or Recipe()) // 3
 
 
-def _widths(spec: ModelSpec, layer: int) -> dict[str, int]:
-    """Columns of width d_model that a token is multiplied with in a layer, by their group."""
-    matrices = 3 if spec.gated else 2
-    own = 2 * spec.d_q + 2 * spec.d_kv + matrices * dense_width(spec)
+def _weights(spec: ModelSpec, layer: int) -> dict[str, int]:
+    """Elements of matrices that a token is multiplied with in a layer, by their group."""
+    each = spec.d_model * (3 if spec.gated else 2)
+    own = spec.attention_weights + each * dense_width(spec)
     experts = spec.experts
     if experts is None:
         return {str(layer): own}
-    routed = matrices * experts.per_token * experts.d_ff
-    return {str(layer): own + experts.count, f"{layer}{EXPERTS}": routed}
+    routed = each * experts.per_token * experts.d_ff
+    return {str(layer): own + spec.d_model * experts.count, f"{layer}{EXPERTS}": routed}
 
 
 def _adapter_flops(spec: ModelSpec, seq_len: int, recipe: Recipe) -> int:

@@ -4,7 +4,7 @@ The base's groups are those of the model; the adapters of a layer are the group 
 a traced module has among its own. What is frozen is said by patterns of weights' names.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from os.path import commonpath
 
@@ -13,7 +13,7 @@ from twinstream.models.layout import ADAPTERS, EXPERTS, HEAD, FlatLayout, layer_
 from twinstream.models.providers.model import AnyModel, Model
 from twinstream.models.recipes.adapter_layout import (
     adapter_group,
-    adapter_layout,
+    adapter_layout_of,
     lora_of_layer,
 )
 from twinstream.models.recipes.lora import Lora, ModuleLora, lora_of, module_lora_of
@@ -34,11 +34,12 @@ class NothingToTrainError(TwinstreamError):
 
 def all_groups(model: Model, recipe: Recipe) -> tuple[str, ...]:
     """The base's groups in the order of the forward pass, then those of adapters."""
-    adapters: Iterable[int] = ()
+    adapters: list[str] = []
     if recipe.lora is not None and (decoder := model.decoder) is not None:
-        layers = range(model.num_layers)
-        adapters = [i for i in layers if lora_of_layer(decoder, recipe.lora, i) is not None]
-    return (*model.parameter_groups, *map(adapter_group, adapters))
+        for layer in range(model.num_layers):
+            if lora_of_layer(decoder, recipe.lora, layer) is not None:
+                adapters += decoder.adapter_parts(adapter_group(layer))
+    return (*model.parameter_groups, *adapters)
 
 
 def adapter_groups(model: Model, recipe: Recipe) -> tuple[str, ...]:
@@ -91,7 +92,7 @@ def layout_of(model: Model, recipe: Recipe, group: str) -> FlatLayout:
         assert recipe.lora is not None, f"the recipe has no adapters, and so no group {group}"
         layer = model.layer_of(group)
         assert layer is not None
-        return adapter_layout(decoder.layer(layer), recipe.lora)
+        return adapter_layout_of(decoder, recipe.lora, group, layer)
     return quantized_layout(model.group_layout(group), recipe.base_of(group))
 
 

@@ -1,7 +1,7 @@
 """The training recipe: what decides the bits of a run, apart from the data."""
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import (
     Field,
@@ -14,7 +14,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from twinstream.models.layout import ADAPTERS, EXPERTS
+from twinstream.models.layout import ADAPTERS, EXPERTS, whole_group
 from twinstream.models.loss import LOSSES, CrossEntropy, Loss
 from twinstream.models.recipes.lora import Lora
 from twinstream.models.recipes.quantized_base import BaseFormat
@@ -33,6 +33,11 @@ BEFORE_NEXT_USE: OptimizerPlace = "device_before_next_use"
 _AFTER_THE_NORM: tuple[OptimizerPlace, ...] = ("device_after_backward", BEFORE_NEXT_USE)
 
 
+NarrowUnit = Literal["products", "gradients", "attention", "head"]
+NARROW_UNITS: tuple[NarrowUnit, ...] = get_args(NarrowUnit)
+USUALLY_NARROW: tuple[NarrowUnit, ...] = ("products", "gradients")
+
+
 class KernelChoice(Node):
     """Which implementations compute a step; a part of the recipe, since it decides the bits.
 
@@ -43,13 +48,16 @@ class KernelChoice(Node):
     The kernel set `megatron` is priced and not run: elementwise operations are fused as
     Megatron-LM fuses them, and layers may be split over tp, cp and ep. Its `attention` may also be
     `flash` (the rate that the machine's profile has) or `unfused` (scores in HBM), and its linear
-    layers may multiply in `fp8` or `fp4`.
+    layers may multiply in `fp8` or `fp4`. `narrow` says which units do: `products` of linear
+    layers and of their inputs' gradients, `gradients` of their weights, `attention`'s core, whose
+    rate beside its peak is taken to be that of the model's dtype, and the `head`.
     """
 
     vector: KernelSet = "eager"
     attention: str = "eager"
     deterministic: bool = True
     matmuls: Literal["model", "fp8", "fp4"] = "model"
+    narrow: Annotated[tuple[NarrowUnit, ...], Field(strict=False, min_length=1)] = USUALLY_NARROW
 
     @model_validator(mode="after")
     def _has_matmuls(self) -> Self:
@@ -57,6 +65,8 @@ class KernelChoice(Node):
             raise ValueError(
                 f"matmuls in {self.matmuls} are of the kernel set megatron, not of {self.vector}"
             )
+        if "gradients" in self.narrow and "products" not in self.narrow:
+            raise ValueError("gradients of weights multiply what products have cast: add products")
         return self
 
     @model_serializer(mode="wrap")
@@ -67,6 +77,8 @@ class KernelChoice(Node):
             document.pop("deterministic", None)
         if self.matmuls == "model":
             document.pop("matmuls", None)
+        if self.narrow == USUALLY_NARROW:
+            document.pop("narrow", None)
         return document
 
 
@@ -199,15 +211,17 @@ class Recipe(Node):
 
     def freezes(self, group: str) -> bool:
         """Whether a group of parameters is only read; adapters are where they are named."""
-        if group in self.frozen:
+        if whole_group(group) in self.frozen:
             return True
         if self.lora is not None:
-            return not group.startswith(ADAPTERS) and group not in self.lora.saved_groups
+            return (
+                not group.startswith(ADAPTERS) and whole_group(group) not in self.lora.saved_groups
+            )
         return False
 
     def base_of(self, group: str) -> BaseFormat:
         """How the matrices of a group are kept: only of frozen blocks in few bits."""
-        is_block = group.removesuffix(EXPERTS).isdigit()
+        is_block = whole_group(group).removesuffix(EXPERTS).isdigit()
         return self.base if is_block and self.freezes(group) else "model"
 
     @property

@@ -7,7 +7,7 @@ rows tie them together: what is needed again is kept, loaded or recomputed.
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from twinstream.planner.bound.gaps import Element, Gap, elements
+from twinstream.planner.bound.gaps import DiskUse, Element, Gap, elements
 from twinstream.planner.bound.program import LinearProgram
 from twinstream.planner.bound.round_classes import RoundClasses
 from twinstream.planner.bound.segments import Segments
@@ -28,7 +28,9 @@ class GapColumns:
 
     `valid`: on the host from the gap's begin on, because of a gap before. Where a version has one
     gap only, it is None, and `written` is `loaded`: what is loaded is written, once. `read`: read
-    from a disk into host memory in the gap; None of what is on no disk.
+    from a disk into host memory in the gap; None of what is on no disk. `filed`: written to the
+    disk in the gap, and `on_file`: there when it begins; None of what no task changes, and where a
+    version has one gap only: what is read then is filed, once.
     """
 
     kept: int
@@ -37,20 +39,32 @@ class GapColumns:
     valid: int | None
     weight: float
     read: int | None = None
+    filed: int | None = None
+    on_file: int | None = None
 
     @property
     def alone(self) -> bool:
         return self.valid is None
 
     @property
-    def at_home(self) -> tuple[int, ...]:
-        """The columns whose sum is the fraction at home on the host at some time in the gap."""
-        return (self.written,) if self.valid is None else (self.valid, self.written)
+    def at_home(self) -> Terms:
+        """The fraction that a plan has at home on the host, if the rest is at home on a disk."""
+        if self.valid is None:
+            return [(self.written, 1.0), *_less(self.read)]
+        return [(self.valid, 1.0), (self.written, 1.0), *_less(self.filed)]
 
     @property
-    def on_host(self) -> tuple[int, ...]:
-        """The columns whose sum is the fraction on the host at some time in the gap."""
-        return self.at_home if self.read is None else (*self.at_home, self.read)
+    def on_host(self) -> Terms:
+        """The fraction on the host at some time in the gap, of several."""
+        assert self.valid is not None, "the only gap of a version has no such row"
+        return [
+            (column, 1.0) for column in (self.valid, self.written, self.read) if column is not None
+        ]
+
+    @property
+    def held(self) -> Terms:
+        """What the host has all through the gap: what was there before, or what is loaded."""
+        return self.at_home if self.valid is None else [(self.valid, 1.0)]
 
 
 class ChainGaps:
@@ -65,13 +79,13 @@ class ChainGaps:
         choices: Choices,
         *,
         tied: bool,
-        with_disk: bool = False,
+        disk: DiskUse = None,
     ) -> None:
         """Add the columns and rows of all gaps. With `tied`, all crossings from round to round are
         decided alike, as a plan needs it; and what is read from a disk is read for every load."""
         self.program, self.rounds, self.tied = program, rounds, tied
         self.whole_ends = tied and not segments.single
-        self.elements = elements(view, segments, choices, with_disk=with_disk)
+        self.elements = elements(view, segments, choices, disk=disk)
         self.recompute = _recompute_columns(program, view.chain, choices)
         self._sizes = {tensor.tensor_id: tensor.size_bytes for tensor in view.chain.tensors}
         self.columns: dict[Key, GapColumns] = {}
@@ -145,6 +159,14 @@ class ChainGaps:
             if columns.read is not None
         ]
 
+    def filed_gib(self) -> Terms:
+        """Return the GiB written to a disk in a step, as terms."""
+        return [
+            (column, columns.weight * self._size_gib(number))
+            for (number, _, _), columns in self.columns.items()
+            if (column := columns.read if columns.alone else columns.filed) is not None
+        ]
+
     def loaded_gib(self) -> Terms:
         return [
             (columns.loaded, columns.weight * self._size_gib(number))
@@ -192,10 +214,14 @@ class ChainGaps:
         kept = self.program.column(upper=0.0 if gap.away else 1.0)
         loaded = self.program.column(upper=0.0 if element.home == "device" else 1.0)
         if alone:
-            return GapColumns(kept, loaded, loaded, None, weight)
+            read = self.program.column() if element.on_disk else None
+            return GapColumns(kept, loaded, loaded, None, weight, read)
         written, valid = self.program.column(), self.program.column()
         read = self.program.column() if element.on_disk else None
-        return GapColumns(kept, loaded, written, valid, weight, read)
+        filed, on_file = (
+            self.program.column() if element.on_disk == "written" else None for _ in range(2)
+        )
+        return GapColumns(kept, loaded, written, valid, weight, read, filed, on_file)
 
     def _add_rows(self, number: int, index: int, gap: Gap) -> None:
         for extra in (False, True):
@@ -207,8 +233,13 @@ class ChainGaps:
             self.program.at_most([(columns.kept, -1.0), (columns.loaded, -1.0), *remade], -1.0)
             if not columns.alone:
                 # loaded <= valid + written + read: only what the host has can come back
-                on_host = [(column, -1.0) for column in columns.on_host]
-                self.program.at_most([(columns.loaded, 1.0), *on_host], 0.0)
+                there = [*columns.on_host, *(_less(columns.filed) if self.tied else ())]
+                self.program.at_most([(columns.loaded, 1.0), *_times(-1.0, there)], 0.0)
+            if columns.read is not None and self.elements[number].on_disk == "written":
+                # read <= on_file + filed: what was written there; alone it was offloaded before
+                made = (columns.written,) if columns.alone else (columns.on_file, columns.filed)
+                row = [(columns.read, 1.0), *(term for one in made for term in _less(one))]
+                self.program.at_most(row, 0.0)
         if not self.columns[number, index, False].alone:
             self._add_host_row(number, index, gap)
 
@@ -231,17 +262,30 @@ class ChainGaps:
 
     def _add_host_row(self, number: int, index: int, gap: Gap) -> None:
         """What the host has when a gap begins was there in the gap before, or written in it."""
-        terms: Terms = []
+        valid: Terms = []
+        on_file: Terms = []
+        filed: Terms = []
         for key, share in self._side(number, index, gap, "leaving"):
-            if (valid := self.columns[key].valid) is not None:
-                terms.append((valid, share))
+            columns = self.columns[key]
+            assert columns.valid is not None, "gaps of an element are alone alike"
+            valid.append((columns.valid, share))
+            if columns.filed is not None and columns.on_file is not None:
+                on_file.append((columns.on_file, share))
+                filed += [(columns.filed, share), (columns.written, -share)]
         if gap.after is not None:
             before = self.elements[number].gaps[gap.after]
             for key, share in self._side(number, gap.after, before, "entering"):
-                there = self.columns[key].at_home if self.tied else self.columns[key].on_host
-                terms += [(column, -share) for column in there]
+                columns = self.columns[key]
+                there = columns.at_home if self.tied else columns.on_host
+                valid += _times(-share, there)
+                on_file += _times(share, [*_less(columns.on_file), *_less(columns.filed)])
+                filed += [] if self.tied else _times(-share, there)
         # valid <= valid + written + read of the gap before; 0 where content is made anew
-        self.program.at_most(terms, 0.0)
+        self.program.at_most(valid, 0.0)
+        if filed:
+            # the same of the disk; and what is filed was on the host in the gap
+            self.program.at_most(on_file, 0.0)
+            self.program.at_most(filed, 0.0)
 
     def _stored_from(self, number: int, index: int) -> int | None:
         """The task that makes what a gap writes to the host, if it is followed from there.
@@ -341,9 +385,9 @@ class ChainGaps:
             since = replace(gap, begin=made)
         for low, high, shares in self._shares(number, index, since):
             held = [
-                (column, share * size)
+                term
                 for key, share in shares
-                for column in self._held(self.columns[key])
+                for term in _times(share * size, self.columns[key].held)
             ]
             self.host_at.append((low, high, held))
 
@@ -355,13 +399,9 @@ class ChainGaps:
             homes.append((home, self._size_gib(number)))
             for index in range(len(element.gaps)):
                 # valid + written <= home: a plan's home has room for all that is ever there
-                at_home = [(c, 1.0) for c in self.columns[number, index, False].at_home]
+                at_home = self.columns[number, index, False].at_home
                 self.program.at_most([*at_home, (home, -1.0)], 0.0)
         return homes
-
-    def _held(self, columns: GapColumns) -> tuple[int, ...]:
-        """What the host has all through a gap: what was there before, or what is loaded."""
-        return columns.on_host if columns.valid is None else (columns.valid,)
 
     def _shares(
         self, number: int, index: int, gap: Gap, *, into: bool = False
@@ -395,6 +435,15 @@ class ChainGaps:
         # a block is recomputed from one level at most: the shares of its levels add up to 1
         for terms in dict.fromkeys(tuple(terms) for terms in groups.values()):
             self.program.at_most(terms, 1.0)
+
+
+def _less(column: int | None) -> Terms:
+    """Take off a column, if there is one."""
+    return [] if column is None else [(column, -1.0)]
+
+
+def _times(factor: float, terms: Terms) -> Terms:
+    return [(column, factor * value) for column, value in terms]
 
 
 def _recompute_columns(program: LinearProgram, chain: Chain, choices: Choices) -> dict[str, int]:

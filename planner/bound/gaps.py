@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil
+from typing import Literal
 
 from twinstream.planner.bound.segments import Segments
 from twinstream.planner.choices import Choices, Home
@@ -15,6 +16,7 @@ from twinstream.planner.lifetimes.uses import UnitMap, read_only_leaves
 from twinstream.planner.lifetimes.view import ChainView
 from twinstream.schedule.chain import Chain
 
+DiskUse = Literal["read", "written"] | None  # "read": of what no task changes, alone
 _FREE_ROLES = ("input", "loss", "scratch")
 _CHUNKS_OF_FEW_GAPS = range(3, 9)
 
@@ -53,8 +55,8 @@ class Gap:
 class Element:
     """Leaves (tensors without parts, or parts) with the same uses: names, bytes, uses and gaps.
 
-    `home`: where all of them are at home, if that is fixed. `on_disk`: whether they may be at home
-    on a disk: parameters that no task changes.
+    `home`: where all of them are at home, if that is fixed. `on_disk`: whether they may lie on a
+    disk: "read" are parameters that no task changes, which are there all the time.
     """
 
     leaves: tuple[str, ...]
@@ -62,11 +64,11 @@ class Element:
     touches: tuple[Touch, ...]
     gaps: tuple[Gap, ...]
     home: Home | None
-    on_disk: bool = False
+    on_disk: DiskUse = None
 
 
 def elements(
-    view: ChainView, segments: Segments, choices: Choices, *, with_disk: bool = False
+    view: ChainView, segments: Segments, choices: Choices, *, disk: DiskUse = None
 ) -> list[Element]:
     """Return all content of a chain that can be kept, moved or recomputed; positions are segments.
 
@@ -82,14 +84,14 @@ def elements(
     persistent = {leaf for root in chain.persistent for leaf in units.leaves(root, None)}
     remade = _recomputes_of_leaf(view, segments)
     away = _away(view, segments, choices)
-    on_disk = read_only_leaves(view.chain, units) if with_disk else frozenset()
+    read_only = read_only_leaves(view.chain, units) if disk else frozenset[str]()
     alike: dict[tuple[object, ...], list[str]] = {}
     for leaf, found in touches.items():
         if roles[leaf] not in _FREE_ROLES:
             home = choices.home(roles[leaf])
             key = (
                 tuple(found), leaf in persistent, remade.get(leaf), home, away.get(leaf),
-                leaf in on_disk,
+                leaf in read_only,
             )  # fmt: skip
             alike.setdefault(key, []).append(leaf)
     return [
@@ -106,7 +108,7 @@ def elements(
                 )
             ),
             choices.home(roles[leaves[0]]),
-            leaves[0] in on_disk,
+            "read" if leaves[0] in read_only else disk if disk == "written" else None,
         )
         for leaves in alike.values()
     ]

@@ -105,6 +105,10 @@ class HostRows:
     @cached_property
     def _most_gib(self) -> float:
         """On the host at once, if everything went there."""
-        columns = [c for _, _, terms in self._gaps.host_at for c, _ in terms]
+        there = [  # with nothing on a disk
+            (low, high, [(column, gib) for column, gib in terms if gib > 0.0])
+            for low, high, terms in self._gaps.host_at
+        ]
+        columns = [c for _, _, terms in there for c, _ in terms]
         all_there = np.ones(1 + max(columns, default=0))
-        return float(self._at(self._gaps.host_at, all_there).max(initial=0.0))
+        return float(self._at(there, all_there).max(initial=0.0))

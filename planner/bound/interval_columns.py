@@ -11,7 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinstream.hardware_profiles.cost import work_time
-from twinstream.hardware_profiles.memories import DISK_READS
+from twinstream.hardware_profiles.memories import (
+    DISK_READS,
+    DISK_WRITES,
+    DRIVE,
+    MemoryLink,
+    drive_ns_per_byte,
+)
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.bound.gap_columns import GIB, ChainGaps, Terms
 from twinstream.planner.bound.program import LinearProgram
@@ -65,9 +71,9 @@ class ChainIntervals:
         machine: Machine,
         rounds: RoundClasses,
         *,
-        with_disk: bool = False,
+        disk_links: Sequence[MemoryLink] = (),
     ) -> None:
-        self.with_disk = with_disk
+        self.disk_links = disk_links
         self.program, self.chain, self.machine, self.rounds = program, chain, machine, rounds
         self.segments = segments
         self.calls = {
@@ -182,20 +188,33 @@ class ChainIntervals:
             found.append(Resource(name, rows, gib_per_ms))
         return found
 
-    def add_reads(self, gaps: ChainGaps) -> list[Resource]:
-        """Add that what a step reads from a disk takes its time, whenever in the step it is read.
+    def add_disk(self, gaps: ChainGaps) -> list[Resource]:
+        """Add that what a step reads from a disk, and writes there, takes its time, whenever in the
+        step that is.
 
         None where nothing may be at home there.
         """
-        terms = gaps.read_gib()
-        if not terms:
-            return []
-        rate = self.machine.rate(DISK_READS.rate_field) / GIB / _MS_PER_S
-        if rate == float("inf"):
-            return []
-        # read in the step <= rate * step, in GiB
+        moved = {DISK_READS: gaps.read_gib(), DISK_WRITES: gaps.filed_gib()}
+        found, drive_ms = list[Resource](), list[tuple[int, float]]()
+        for link in self.disk_links:
+            rate = self.machine.rate(link.rate_field) / GIB / _MS_PER_S
+            if rate == float("inf") or not moved[link]:
+                continue
+            # read (or written) in the step <= rate * step, in GiB
+            row = self._of_step(moved[link], rate)
+            found.append(Resource(link.name, [row], rate, of_step=True))
+            ms_per_gib = drive_ns_per_byte(self.machine, link) * GIB / 1e6
+            drive_ms += [(column, gib * ms_per_gib) for column, gib in moved[link]]
+        if len(found) > 1:
+            # the time that each takes alone <= overlap * step, in ms
+            overlap = self.machine.number("disk_overlap")
+            found.append(Resource(DRIVE, [self._of_step(drive_ms, overlap)], 0.0, of_step=True))
+        return found
+
+    def _of_step(self, terms: Terms, rate: float) -> int:
+        """A row: the terms come to no more than a rate times the step."""
         spent = [(column, -rate * weight) for column, weight in self.step_ms()]
-        return [Resource("disk", [self.program.at_most([*terms, *spent], 0.0)], rate, of_step=True)]
+        return self.program.at_most([*terms, *spent], 0.0)
 
     def add_loads(self, gaps: ChainGaps) -> None:
         """Add that what a task needs is loaded before it starts, and takes memory from then on."""
@@ -278,8 +297,8 @@ class ChainIntervals:
                 "hbm_bytes_per_s", "host_dram_bytes_per_s",
             )
         )  # fmt: skip
-        if self.with_disk:
-            slowest = min(slowest, self.machine.rate(DISK_READS.rate_field))
+        for link in self.disk_links:
+            slowest = min(slowest, self.machine.rate(link.rate_field))
         # twice: both directions may copy that much, and use the same resource
         return 1.0 + busy + 2.0 * moved * GIB / slowest * _MS_PER_S
 

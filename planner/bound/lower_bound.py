@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 
+from twinstream.hardware_profiles.memories import DRIVE, disk_links
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.arena_caps import is_hopeless, with_library_memory
 from twinstream.planner.bound.gap_columns import GIB, ChainGaps, Terms
@@ -67,7 +68,7 @@ class ProgramKind:
     """The kind of a chain's program: what is fixed, how coarse it is, for bounds or for plans.
 
     With `tied`, all crossings from round to round are decided alike, as a plan needs it. With
-    `with_disk`, parameters that are only read may be at home on a disk.
+    `with_disk`, content may lie on a disk: what is only read, or any where its writes have a rate.
     """
 
     choices: Choices = OPEN
@@ -89,12 +90,13 @@ class BoundProgram:
         self.chain, self.segments = view.chain, Segments.of(view.chain, kind.most_segments)
         rounds = RoundClasses.of(self.chain, self.segments, num_rounds)
         self.program = LinearProgram()
+        links = disk_links(machine) if kind.with_disk else ()
         self.gaps = ChainGaps(
             self.program, view, self.segments, rounds, kind.choices, tied=kind.tied,
-            with_disk=kind.with_disk,
+            disk="written" if len(links) > 1 else "read" if links else None,
         )  # fmt: skip
         self.intervals = ChainIntervals(
-            self.program, self.chain, self.segments, machine, rounds, with_disk=kind.with_disk
+            self.program, self.chain, self.segments, machine, rounds, disk_links=links
         )
         self._all_gib = 1.0 + sum(t.size_bytes for t in self.chain.tensors) / GIB
         self._host = HostRows(
@@ -104,7 +106,11 @@ class BoundProgram:
     def bound(self, caps: Caps) -> Relaxation | None:
         """Return the lower bound within these caps, as `lower_bound` does."""
         caps = with_library_memory(caps, self.chain)
-        return None if is_hopeless(self.chain, caps) else self._solved(caps, 0.0)
+        return (
+            None
+            if is_hopeless(self.chain, caps, self.intervals.machine)
+            else self._solved(caps, 0.0)
+        )
 
     def fewest_copies(
         self,
@@ -160,7 +166,7 @@ class BoundProgram:
         device_cap, host_cap = (_gib(caps.arena_bytes(tier)) for tier in ("device", "host"))
         with self.program.extended():
             compute = self.intervals.add_compute(self.gaps.recompute)
-            resources = self.intervals.add_resources(shares) + self.intervals.add_reads(self.gaps)
+            resources = self.intervals.add_resources(shares) + self.intervals.add_disk(self.gaps)
             self.intervals.add_loads(self.gaps)
             self.intervals.add_stores(self.gaps)
             kept = [] if device_cap is None else self._occupied(self.gaps.kept_at)
@@ -169,7 +175,9 @@ class BoundProgram:
             step_ms = dict(self.intervals.step_ms())
             costs = dict(step_ms)
             gaps = self.gaps
-            for column, gib in (*gaps.loaded_gib(), *gaps.written_gib(), *gaps.read_gib()):
+            for column, gib in (
+                *gaps.loaded_gib(), *gaps.written_gib(), *gaps.read_gib(), *gaps.filed_gib(),
+            ):  # fmt: skip
                 if copy_cost:
                     costs[column] = costs.get(column, 0.0) + copy_cost * gib
             solution, host, both = self._minimised(costs, kept, device_cap, host_cap, start)
@@ -285,7 +293,7 @@ class BoundProgram:
             link_s_per_gb_per_s={
                 r.name: float(-prices[r.rows] @ lasting_ms[r.of_step]) * 1e9 / GIB / 1e6
                 for r in resources
-                if r.name != "compute"
+                if r.name not in ("compute", DRIVE)
             },
             limits=tuple(name for name, pressure in pressed.items() if pressure > 1e-6),
             fractions=tuple(
@@ -295,7 +303,6 @@ class BoundProgram:
                     extra,
                     float(values[columns.kept]),
                     float(values[columns.loaded]),
-                    float(sum(values[column] for column in columns.on_host)),
                 )
                 for (number, index, extra), columns in self.gaps.columns.items()
             ),

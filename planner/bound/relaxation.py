@@ -9,7 +9,7 @@ from twinstream.schedule.document import StepBound
 
 @dataclass(frozen=True)
 class GapFractions:
-    """Fractions of one gap's content: kept on the device, loaded, on the host.
+    """Fractions of one gap's content: kept on the device, and loaded.
 
     `between_middles`: the gap stands for those between two middle rounds, of more than three.
     """
@@ -19,7 +19,6 @@ class GapFractions:
     between_middles: bool
     kept: float
     loaded: float
-    on_host: float
 
 
 @dataclass(frozen=True)

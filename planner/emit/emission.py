@@ -2,7 +2,8 @@
 
 The walk is in task order, as a runtime would issue: before a task the loads whose bytes become
 free there, in order of need; the task; then the offload of every content that became final. A
-load of what is at home on a disk reads it into the next slot of a ring in host memory first. A
+load of what is at home on a disk reads it into the next slot of a ring in host memory first, and an
+offload of such is written there from a slot of a second ring. A
 task of the host CPU works on what is at home in host memory; then what it made is copied to where
 it is needed on the device.
 """
@@ -22,6 +23,7 @@ from twinstream.schedule.derived.waits import derive_waits
 from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.ops import (
     DISK_READ,
+    DISK_WRITE,
     HOST_COMPUTE,
     Compute,
     Copy,
@@ -40,7 +42,9 @@ HOST_STREAM = Stream(queue=HOST_COMPUTE)
 H2D = Stream(queue="h2d")
 H2D_INPUTS = Stream(queue="h2d_inputs")  # so that tokens do not wait behind layers in one queue
 D2H = Stream(queue="d2h")
-DISK_STREAM = Stream(queue=DISK_READ)
+D2H_DISK = Stream(queue="d2h_disk")  # so that others do not wait for writes of the disk
+DISK_READS = Stream(queue=DISK_READ)
+DISK_WRITES = Stream(queue=DISK_WRITE)
 HOST_QUEUE = Stream(queue="host")
 
 
@@ -85,13 +89,43 @@ def emitted(placement: Placement, machine: Machine, caps: Caps, policy: str) -> 
     return Emitted(schedule, placement, emission.residency_of_copy, emission.positions)
 
 
+@dataclass
+class _Ring:
+    """Bytes of host memory that are taken one after the other, and from the beginning again.
+
+    Every round begins with the first, so that rounds are alike.
+    """
+
+    begins: int
+    size_bytes: int
+    _round: int = 0
+    _next: int = 0
+
+    def take(self, size_bytes: int, round_: int) -> int:
+        """Return where the next so many bytes begin in the ring."""
+        assert size_bytes <= self.size_bytes, "a ring has room for the largest"
+        if round_ != self._round or self._next + size_bytes > self.size_bytes:
+            self._round, self._next = round_, 0
+        taken = self._next
+        self._next += align_up(size_bytes)
+        return taken
+
+
 @dataclass(frozen=True)
 class _RingLoad:
     """A load through a slot of the ring: its reads, and the ids of its copies to the device."""
 
-    slot: str
+    slot: Slot
     reads: Sequence[Copy]
     copies: list[str]
+
+    def overlaps(self, other: "_RingLoad") -> bool:
+        """Whether both lie on the same bytes."""
+        mine, theirs = self.slot, other.slot
+        return (
+            mine.offset_bytes < theirs.offset_bytes + theirs.size_bytes
+            and theirs.offset_bytes < mine.offset_bytes + mine.size_bytes
+        )
 
 
 class _Emission:
@@ -145,20 +179,26 @@ class _Emission:
 
     def _reads_ahead(self, ops: list[Op]) -> list[Op]:
         """Issue each read where its slot of the ring is free, behind the copy that empties it, so
-        that who issues ops need not have waited for the reads before; no earlier than its round."""
+        that who issues ops need not have waited for the reads before; no earlier than its round,
+        and behind the write of what it reads."""
         where = {op.op_id: at for at, op in enumerate(ops)}
+        written = {  # by content, behind its write
+            (op.tensor, op.version): at + 1
+            for at, op in enumerate(ops)
+            if isinstance(op, Copy) and op.stream == DISK_WRITES
+        }
         rounds = [self._folding.round_of(position) for position in self.positions]
         issued: dict[int, list[int]] = {}  # reads, by the place that they are issued at
         places = list(self.positions)
         for round_, loads in self._ring_loads.items():
             first = rounds.index(round_)
             for number, load in enumerate(loads):
-                before = number - self.placement.on_disk.num_slots
-                copy = first if before < 0 else where[loads[before].copies[-1]]
-                reads = [where[read.op_id] for read in load.reads]
-                issued.setdefault(copy + (before >= 0), []).extend(reads)
-                for read in reads:
-                    places[read] = places[copy]
+                emptied = next((one for one in loads[:number][::-1] if load.overlaps(one)), None)
+                free = first if emptied is None else where[emptied.copies[-1]] + 1
+                for read in load.reads:
+                    place = max(free, written.get((read.tensor, read.version), 0))
+                    issued.setdefault(place, []).append(where[read.op_id])
+                    places[where[read.op_id]] = places[max(first, place - 1)]
         gone = {at for reads in issued.values() for at in reads}
         order: list[int] = []
         for place in range(len(ops) + 1):
@@ -206,7 +246,9 @@ class _Emission:
 
     def _place_homes(self) -> None:
         on_disk = self.placement.on_disk
-        self._ring_begins = self._place(HOST, self.placement.host_units)
+        begins = self._place(HOST, self.placement.host_units)
+        self._read_ring = _Ring(begins, on_disk.read_ring_bytes)
+        self._write_ring = _Ring(begins + on_disk.read_ring_bytes, on_disk.write_ring_bytes)
         self._place(DISK, on_disk.units)
         self._on_disk = {unit.unit_id for unit in on_disk.units}
 
@@ -227,29 +269,36 @@ class _Emission:
         return offset
 
     def _read(self, index: int, unit: str, copied: Sequence[tuple[str, int]]) -> _RingLoad:
-        """Read a unit into the next slot of the ring; every round begins with the first one, so
-        that rounds are alike."""
-        on_disk, tensor = self.placement.on_disk, self.units.units[unit].tensor
-        round_ = self._folding.round_of(self._position)
-        loads = self._ring_loads.setdefault(round_, [])
-        number = len(loads) % on_disk.num_slots
-        slot_id = f"ring.{number}.{unit}"
-        self.slots[slot_id] = Slot(
-            slot_id=slot_id,
-            tier=HOST,
-            offset_bytes=self._ring_begins + number * on_disk.slot_bytes,
-            size_bytes=tensor.size_bytes,
-            origin_bytes=tensor.offset_bytes,
-        )
+        """Read a unit into the next slot of the ring."""
+        slot = self._ring_slot(self._read_ring, unit)
         reads = [
             Copy(
-                op_id=self._copy_id("disk", name, index), stream=DISK_STREAM, tensor=name,
-                version=version, source=self.homes[unit], destination=slot_id,
+                op_id=self._copy_id("disk", name, index), stream=DISK_READS, tensor=name,
+                version=version, source=self.homes[unit], destination=slot.slot_id,
             )
             for name, version in copied
         ]  # fmt: skip
-        loads.append(_RingLoad(slot_id, reads, []))
+        loads = self._ring_loads.setdefault(self._round, [])
+        loads.append(_RingLoad(slot, reads, []))
         return loads[-1]
+
+    @property
+    def _round(self) -> int:
+        return self._folding.round_of(self._position)
+
+    def _ring_slot(self, ring: _Ring, unit: str) -> Slot:
+        """The next slot of a ring, for a unit."""
+        tensor = self.units.units[unit].tensor
+        offset = ring.begins + ring.take(tensor.size_bytes, self._round)
+        slot_id = f"ring.{offset}.{unit}"
+        self.slots[slot_id] = Slot(
+            slot_id=slot_id,
+            tier=HOST,
+            offset_bytes=offset,
+            size_bytes=tensor.size_bytes,
+            origin_bytes=tensor.offset_bytes,
+        )
+        return self.slots[slot_id]
 
     def _on_host(self, task: Task) -> bool:
         return self.placement.chain.calls[task.call].processor == "host"
@@ -305,7 +354,7 @@ class _Emission:
             load = self._read(index, unit, copied)
             ops += load.reads
         for tensor, version in copied:
-            home = self.homes[unit] if load is None else load.slot
+            home = self.homes[unit] if load is None else load.slot.slot_id
             slot = self._slot_of_residency[index]
             ops += self._fed(tensor, version, home)
             ops.append(
@@ -322,13 +371,24 @@ class _Emission:
         unit = self.placement.residencies[index].unit
         home, slot = self.homes[unit], self._slot_of_residency[index]
         ops: list[Op] = []
+        on_disk = unit in self._on_disk
+        if on_disk:
+            home = self._ring_slot(self._write_ring, unit).slot_id
         for tensor, version in self._copied(unit, leaves):
             ops.append(
                 Copy(
-                    op_id=self._copy_id("d2h", tensor, index), stream=D2H, tensor=tensor,
-                    version=version, source=slot, destination=home,
+                    op_id=self._copy_id("d2h", tensor, index),
+                    stream=D2H_DISK if on_disk else D2H, tensor=tensor, version=version,
+                    source=slot, destination=home,
                 )
             )  # fmt: skip
+            if on_disk:
+                ops.append(
+                    Copy(
+                        op_id=self._copy_id("disk_write", tensor, index), stream=DISK_WRITES,
+                        tensor=tensor, version=version, source=home, destination=self.homes[unit],
+                    )
+                )  # fmt: skip
             if wanted := self._outputs.get((tensor, version)):
                 ops.append(
                     Fetch(

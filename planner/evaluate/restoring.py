@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from twinstream.planner.evaluate.dataflow import Dataflow
 from twinstream.planner.evaluate.errors import NoEvaluation
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.derived.disk_reads import DiskReads
+from twinstream.schedule.derived.disk_copies import DiskCopies
 from twinstream.schedule.document import RankSchedule
-from twinstream.schedule.ops import Copy, Op, Stream
+from twinstream.schedule.ops import DISK_READ, DISK_WRITE, Copy, Op, Stream
 from twinstream.schedule.proof.accesses import Access, AccessMap
 from twinstream.schedule.proof.memory_cells import GARBAGE, MemoryCell, MemoryCells
 from twinstream.schedule.tensors import Carried
@@ -19,7 +19,10 @@ _BY_CONVENTION = {
     ("device", "host"): Stream(queue="d2h"),
     ("device", "device"): Stream(queue="compute"),
     ("host", "host"): Stream(queue="d2h"),
-    ("disk", "device"): Stream(queue="h2d"),  # by way of the host
+    ("disk", "device"): Stream(queue="h2d"),  # by way of the host, and so is the way back
+    ("device", "disk"): Stream(queue="d2h"),
+    ("disk", "host"): Stream(queue=DISK_READ),
+    ("host", "disk"): Stream(queue=DISK_WRITE),
 }
 
 
@@ -140,9 +143,9 @@ def _restored(training: RankSchedule, state: _State, ops: Sequence[Op]) -> list[
         state.lost,
         key=lambda one: min(first_use.get(state.map.leaves[n], len(ops)) for n in one.leaves),
     )
-    streams, reads = _streams(training, state.map), DiskReads(state.map, training.ops)
+    streams, by_disk = _streams(training, state.map), DiskCopies(state.map, training.ops)
     back = [copy for one in lost for copy in _copies_back(state, one, streams)]
-    return [copy for one in back for copy in reads.to_device(one)]
+    return [copy for one in back for copy in by_disk.by_host(one)]
 
 
 def _copies_back(

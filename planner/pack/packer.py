@@ -13,6 +13,7 @@ from twinstream.planner.decide.task_sequence import TaskSequence
 from twinstream.planner.lifetimes.residencies import Residency, TaskClock
 from twinstream.planner.lifetimes.view import ChainView
 from twinstream.planner.limits import SearchLimits
+from twinstream.planner.pack.disk_homes import Drive
 from twinstream.planner.pack.folded_packing import pack_folded
 from twinstream.planner.pack.placement import Placement
 from twinstream.schedule.document import Caps
@@ -155,4 +156,6 @@ class Packer:
         self, sequence: TaskSequence, residencies: Sequence[Residency], offsets: Sequence[int]
     ) -> Placement:
         chain, tasks, units = sequence.chain, sequence.tasks, sequence.units
-        return Placement(chain, tasks, units, residencies, offsets, self.caps)
+        return Placement(
+            chain, tasks, units, residencies, offsets, Drive.of(self.machine, self.caps)
+        )

@@ -8,16 +8,15 @@ from twinstream.planner.lifetimes.live_bytes import align_up
 from twinstream.planner.lifetimes.residencies import Residency
 from twinstream.planner.lifetimes.traffic import Traffic, traffic_of
 from twinstream.planner.lifetimes.uses import Unit, UnitMap
-from twinstream.planner.pack.disk_homes import DiskHomes
+from twinstream.planner.pack.disk_homes import DiskHomes, Drive
 from twinstream.schedule.chain import Chain, Task
-from twinstream.schedule.document import Caps
 
 
 @dataclass(frozen=True)
 class Placement:
     """Whole decisions with their offsets, from which a schedule is written out.
 
-    `caps` say whether there is a disk for what has no room on the host; without any there is none.
+    `drive` is for what has no room on the host.
     """
 
     chain: Chain
@@ -25,7 +24,7 @@ class Placement:
     units: UnitMap
     residencies: Sequence[Residency]
     offsets: Sequence[int]
-    caps: Caps | None = None
+    drive: Drive | None = None
 
     def same_as(self, other: "Placement") -> bool:
         """Return whether another placement of the same chain comes to the same schedule."""
@@ -40,10 +39,10 @@ class Placement:
     @cached_property
     def on_disk(self) -> DiskHomes:
         """Return the units that are at home on a disk."""
-        if self.caps is None or self.caps.disk_bytes is None:
+        if self.drive is None:
             return DiskHomes()
         return DiskHomes.of(
-            self.chain, self.units, self._at_home, self.residencies, self.traffic, self.caps
+            self.chain, self.units, self._at_home, self.residencies, self.traffic, self.drive
         )
 
     @cached_property

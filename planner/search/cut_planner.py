@@ -21,7 +21,7 @@ from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.lifetimes.rounds import PROGRAM_ROUNDS, SIMULATED_ROUNDS
 from twinstream.planner.lifetimes.view import ChainView
 from twinstream.planner.limits import SearchLimits
-from twinstream.planner.pack.disk_homes import ring_bytes
+from twinstream.planner.pack.disk_homes import Drive, ring_bytes
 from twinstream.planner.pack.packer import Packed, Packer
 from twinstream.planner.search.clock import simulated_clock
 from twinstream.planner.search.cuts import StepCut
@@ -165,8 +165,9 @@ class CutPlanner:
         at_most = (
             None if host is None else round(host * (1.0 - _ROUNDING * self.cuts.limits.host_step))
         )
-        if at_most is not None and self.cuts.caps.disk_bytes is not None:
-            at_most = max(0, at_most - ring_bytes(self.small.chain, self.small.units, self.caps))
+        drive = None if at_most is None else Drive.of(self.machine, self.caps)
+        if at_most is not None and drive is not None:
+            at_most = max(0, at_most - ring_bytes(self.small.chain, self.small.units, drive))
         return Knobs(choices, room_bytes, self.full_shares, at_most)
 
     @property

@@ -56,7 +56,7 @@ class Cuts:
         each size has a bound clearly below that of all larger ones.
         """
         preferred = admissible(self.spec, self.request.step, self.limits)
-        if is_hopeless(self.view(preferred[0], 1).chain, self.caps):
+        if is_hopeless(self.view(preferred[0], 1).chain, self.caps, self.machine):
             return []  # as _bounded says, before a program is made
         if self.bound(preferred[0]) is None and not self.is_possible:
             return []
@@ -114,7 +114,7 @@ class Cuts:
 
         What persists is the same in all cuts: where it alone is too large, none is solved.
         """
-        if is_hopeless(self.view(self.smallest[0], 1).chain, self.caps):
+        if is_hopeless(self.view(self.smallest[0], 1).chain, self.caps, self.machine):
             return False
         return any(self.bound(workload) is not None for workload in self.smallest)
 
@@ -154,7 +154,7 @@ class Cuts:
             return []
         one_round = self.view(workloads[0], 1).chain
         self.choices.check(one_round)
-        if is_hopeless(one_round, self.caps):
+        if is_hopeless(one_round, self.caps, self.machine):
             return []
         first = self.bound(workloads[0])
         least_s = inf if first is None or every else first.step_s

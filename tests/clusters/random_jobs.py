@@ -8,7 +8,7 @@ from twinstream.clusters.refusals import refusals_of
 from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout, Recompute
-from twinstream.models.options import Experts
+from twinstream.models.options import Experts, LatentAttention, Window
 from twinstream.models.recipes.recipe import megatron_recipe
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.workload import MachineRef
@@ -24,6 +24,15 @@ GPT = ModelSpec(
     vocab_size=1000, mlp="gelu", norm="layer", positions="learned", max_positions=4096, biases=True,
     dropout=True, tied_embeddings=True,
 )  # fmt: skip
+LATENT = ModelSpec(  # as DeepSeek-V3 is built
+    name="latent", num_layers=6, d_model=256, num_heads=8, num_kv_heads=8, head_dim=48, d_ff=512,
+    vocab_size=1024,
+    latent=LatentAttention(kv_rank=64, rope_dim=16, v_dim=32, q_rank=96),
+    experts=Experts(count=8, per_token=2, d_ff=128, shared_d_ff=128, dense_layers=(0, 1)),
+)  # fmt: skip
+WINDOWED = MIXTURE.model_copy(  # as gpt-oss is
+    update={"biases": True, "sinks": True, "window": Window(tokens=24, full_layers=(1, 3, 5, 7))}
+)
 SHARED = Experts(count=8, per_token=2, d_ff=256, shared_d_ff=128)
 SHAPES = (
     DENSE,
@@ -31,6 +40,8 @@ SHAPES = (
     MIXTURE,
     DENSE.model_copy(update={"experts": SHARED, "tied_embeddings": True}),
     GPT,
+    LATENT,
+    WINDOWED,
 )
 
 

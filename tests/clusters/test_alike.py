@@ -30,9 +30,9 @@ def assert_as_the_whole(job: Job, name: str, known: KnownStates | None = None) -
     pipeline = AlikePipeline(job, cluster.count("gpus_per_node"), {})
     document = document_of(job, cluster)
     whole = TimedStep.simulated(document, cluster, machine)
-    step_ns, exposed = pipeline.timed(cluster, machine, {} if known is None else known)
+    step_ns, exposed, _ = pipeline.timed(cluster, machine, {} if known is None else known)
     assert step_ns == whole.step_ns
-    assert exposed == list(whole.exposed)
+    assert exposed == whole.exposed
     stages = [slot_bytes_by_role(document.of(one)) for one in document.classes]
     assert pipeline.stage_bytes() == stages
 
@@ -62,6 +62,14 @@ def test_a_tp_group_over_two_nodes_shares_its_nics_with_messages():
     assert_as_the_whole(job_of(7, shape, 1024, pp=6, tp=16, dp=1), "a100_dgx")
 
 
+def test_collectives_that_overlap_products_are_waited_for_in_part():
+    job = job_of(9, LARGE, 1024, pp=4, tp=4, tp_overlap=True)
+    assert_as_the_whole(job, "h100_dgx")
+    later = job_of(9, LARGE, 1024, pp=4, tp=4)
+    cluster = CLUSTERS["h100_dgx"]
+    assert Prepared(job, cluster).on(cluster).step_s < Prepared(later, cluster).on(cluster).step_s
+
+
 def test_states_of_one_layout_hold_for_the_next():
     known: KnownStates = {}
     for dp in (2, 4, 2):
@@ -82,6 +90,24 @@ def test_random_layouts(seed: int):
         micro_batch=rng.choice([1, 2]),
     )  # fmt: skip
     assert_as_the_whole(job, rng.choice(list(CLUSTERS)))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_repeats_stands_for_any_number_of_microbatches(seed: int):
+    """The step of a few, made longer by its pace, is the whole simulation of more."""
+    rng = Random(seed)
+    fields = {"pp": rng.choice([3, 4, 7]), "tp": rng.choice([1, 4]), "dp": rng.choice([1, 2])}
+    shape = _deeper(rng.choice([LARGE, GPT, MIXTURE]), fields["pp"] * rng.choice([1, 2]))
+    few, more = rng.randint(24, 36), 2 * rng.randint(1, 20)
+    cluster = CLUSTERS["a100_dgx"]
+    pipeline = AlikePipeline(job_of(few, shape, 1024, **fields), 8, {})
+    step = TimedStep(*pipeline.timed(cluster, machine_of(cluster), {}))
+    assert step.pace is not None
+    document = document_of(job_of(few + more, shape, 1024, **fields), cluster)
+    whole = TimedStep.simulated(document, cluster, machine_of(cluster))
+    longer = step.with_further(more)
+    assert longer is not None
+    assert (longer.step_ns, longer.exposed) == (whole.step_ns, whole.exposed)
 
 
 def test_530b_on_3360_gpus_is_the_whole_simulation():

@@ -67,7 +67,7 @@ def test_a_rank_has_its_own_heads_columns_and_rows():
     qkv = named("qkv_proj", state["param.1"], "1", spec)
     q, k, v = qkv.split([spec.d_q, spec.d_kv, spec.d_kv])
     own = torch.cat([one[len(one) // 2 :] for one in (q, k, v)])
-    parted = states.parted
+    parted = states.split
     assert torch.equal(named("qkv_proj", second["param.1.tp0"], "1.tp0", parted), own)
     down = named("down_proj", state["param.1"], "1", spec)
     columns = down[:, spec.d_ff // 2 :]

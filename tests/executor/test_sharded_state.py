@@ -6,7 +6,7 @@ import torch
 from twinstream.executor.state.sharded_state import ShardedState
 from twinstream.executor.state.training_state import initial_state
 from twinstream.models.kernel_costs.scratch_sizes import state_bytes
-from twinstream.models.lowering.sharding import Sharding
+from twinstream.models.layouts.layout import Layout
 from twinstream.models.presets import load_preset
 from twinstream.models.recipes.recipe import Recipe
 
@@ -24,7 +24,7 @@ def test_shards_put_together_are_the_state(kind, zero, num_shards):
         name: torch.randint(256, flat.shape, generator=generator, dtype=torch.uint8)
         for name, flat in fresh.items()
     }
-    cut = ShardedState(SPEC, recipe, Sharding(zero, ("dp",), num_shards))
+    cut = ShardedState(SPEC, recipe, Layout(zero=zero, dp=num_shards))
     shards = [cut.shard(state, index) for index in range(num_shards)]
     again = cut.whole(shards)
     assert again.keys() == state.keys()
@@ -33,7 +33,7 @@ def test_shards_put_together_are_the_state(kind, zero, num_shards):
 
 def test_a_shard_has_the_moments_of_its_own_parameters():
     recipe = Recipe(optimizer_state="float32_master")
-    cut = ShardedState(SPEC, recipe, Sharding(3, ("dp",), 3))
+    cut = ShardedState(SPEC, recipe, Layout(zero=3, dp=3))
     state = initial_state(SPEC, 1, recipe)
     for index in range(3):
         shard = cut.shard(state, index)

@@ -105,3 +105,28 @@ def test_a_shard_that_cannot_be_is_one_message():
     assert "shard 5 must divide dp x cp = 16" in error_of(*PLANNED, "--shard", 5)
     alone = ("plan", "--machine", "h100", "--model", "8b", "--seq-len", 2048, "--shard", 8)
     assert "--shard is of several GPUs: add --gpus N" in error_of(*alone)
+
+
+def test_a_plan_says_how_far_its_bytes_may_be_off_and_what_experts_drop():
+    asked = ("plan", "--cluster", "h100_dgx", "--gpus", "8", "--model", "tiny-experts",
+             "--seq-len", "256", "--global-batch", "16", "--ep", "4", "--tp", "1", "--zero", "3",
+             "--expert-imbalance", "1.6", "--capacity-factor", "1.2")  # fmt: skip
+    said = " ".join(call(*asked).out.split())
+    assert "so 10.0% to 25.0% of the rows that go to experts are dropped" in said
+    assert "Memory is that of tensors: " in said and "PyTorch's FSDP ran" in said
+    told = call(*asked, "--json").json()
+    assert told["memory_errors"]["megatron"]["over"] > 0
+    assert told["layouts"][0]["layout"]["capacity_factor"] == 1.2
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--precision", "fp8", "--precision-units", "heads"), "'heads' is unknown; known: prod"),
+        (("--precision", "fp8", "--precision-units", "gradients"), "needs products, too"),
+        (("--precision-units", "head"), "--precision fp8 or fp4: add it"),
+    ],
+)
+def test_units_of_a_precision_are_refused_by_name(flags, said):
+    asked = ("plan", "--cluster", "h100_dgx", "--gpus", "8", "--model", "tiny", "--seq-len", "256")
+    assert said in error_of(*asked, "--global-batch", "16", *flags)

@@ -130,6 +130,40 @@ def test_no_toolbar_covers_a_legend_or_a_scale(tmp_path):
             assert opened.complaints == []
 
 
+PLAYED = """() => {
+  const [line] = document.getElementsByClassName("playhead");
+  const told = document.querySelector("output").textContent;
+  return [line.style.display, parseFloat(line.style.left), told];
+}"""
+
+
+def test_a_step_is_played_back_on_its_timeline(tmp_path):
+    """The line stands where the slider is, tells what runs there, and goes on by itself."""
+    path = tmp_path / "page.html"
+    measured = timeline(100, 50, 10, 40, 20, 80)
+    path.write_text(report_html(small_schedule(), load_machine("cpu"), predicted=measured))
+    with browser_page() as opened:
+        page = opened.page
+        page.goto(f"file://{path}")
+        slider, button = page.locator(".player input").first, page.locator(".player button").first
+        slider.wait_for()
+        seen = []
+        for place in (300, 600):
+            slider.fill(str(place))
+            shown, left_px, told = page.evaluate(PLAYED)
+            assert shown == "block" and "on the device" in told
+            seen.append((left_px, told))
+        drawn = page.locator("#figure0 .nsewdrag, [id^=figure] .nsewdrag").first.bounding_box()
+        assert abs(seen[1][0] - seen[0][0] - 0.3 * drawn["width"]) < 2
+        assert seen[0][1] != seen[1][1]
+        button.click()
+        page.wait_for_function("() => document.querySelector('.player input').value > 610")
+        assert button.inner_text() == "pause"
+        button.click()
+        assert button.inner_text() == "play"
+        assert opened.complaints == []
+
+
 def test_a_page_without_figures_has_no_plotly():
     text = html_of(Page("Words", "", [], [Section("a", "", Table(["x"], [["1"]]))], ""))
     assert len(text) < 20_000 and "<td>1</td>" in text

@@ -1,6 +1,7 @@
 """Plans of a small model whose frozen base is in part at home on a disk."""
 
 from dataclasses import replace
+from typing import Any
 
 from tests.helpers.tiny_chains import small
 from twinstream.hardware_profiles.loader import load_machine
@@ -10,10 +11,12 @@ from twinstream.models.recipes.lora import lora_of
 from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.planner.choices import Choices
 from twinstream.planner.planner import Planner
-from twinstream.planner.request import PlanRequest, TrainingStep
+from twinstream.planner.request import PlanRequest, TrainingStep, with_drive
 from twinstream.schedule.document import RankSchedule
 from twinstream.simulator.replay import steady_state
 
+TRAINED = Recipe(kernels=KernelChoice())
+UPDATES_FIRST = Recipe(kernels=KernelChoice(), clips=True, optimizer="device_before_next_use")
 LORA = Recipe(lora=lora_of("r=2"), kernels=KernelChoice())
 SPEC = small("tiny", num_layers=4, d_model=64, d_ff=128)
 
@@ -54,7 +57,36 @@ def disk_plan(
     request = disk_request(
         device_mem, host_mem, bytes_per_s, tokens=tokens, chunk_tokens=chunk_tokens
     )
+    return planned_with_disk(request)
+
+
+def written_request(
+    device_mem: str = "900KiB",
+    host_mem: str = "1300KiB",
+    rates: str = "1GB/s,500MB/s",
+    *,
+    tokens: int = 64,
+    recipe: Recipe = TRAINED,
+    num_layers: int = 4,
+) -> PlanRequest:
+    """A step that trains all of the model, 600 KB a layer with optimizer and gradients, beside a
+    drive that may be written."""
+    step = TrainingStep(32, tokens, 32, 1, recipe=recipe)
+    spec = small("tiny", num_layers=num_layers, d_model=64, d_ff=128)
+    return PlanRequest.of(
+        spec, with_drive(load_machine("cpu"), rates), step=step, device_mem=device_mem,
+        host_mem=host_mem, disk_mem="1GiB", choices=Choices(effort="quick"),
+    )  # fmt: skip
+
+
+def planned_with_disk(request: PlanRequest) -> RankSchedule:
+    """The plan of a request, proven."""
     return Planner(steady_state).plan(request, name_caps=False).only
+
+
+def written_plan(*caps: str, **given: Any) -> RankSchedule:
+    """The plan of `written_request`, whose arguments these are."""
+    return planned_with_disk(written_request(*caps, **given))
 
 
 def without_disk(request: PlanRequest) -> PlanRequest:

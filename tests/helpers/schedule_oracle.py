@@ -216,18 +216,23 @@ def _stream_problems(schedule: RankSchedule) -> set[str]:
 
 
 def _disk_problems(schedule: RankSchedule) -> set[str]:
-    """A disk's slot is the source of copies to the host, all on one queue, and nothing else."""
+    """A disk's slot is one end of copies from or to the host, on a queue each, and nothing else."""
     tiers = {s.slot_id: s.tier for s in schedule.slots}
     if all(str(tier) != "disk:0" for tier in tiers.values()):
         return set()
     for op in schedule.ops:
         on_disk = [use for use in uses_of(op) if str(tiers[use.slot]) == "disk:0"]
-        is_read = (
-            isinstance(op, Copy)
-            and str(tiers[op.source]) == "disk:0"
-            and str(tiers[op.destination]) == "host:0"
+        way = (
+            (str(tiers[op.source]), str(tiers[op.destination]))
+            if isinstance(op, Copy)
+            else ("", "")
         )
-        if (on_disk and not is_read) or is_read != (op.stream.queue == "disk_read"):
+        is_read, is_written = way == ("disk:0", "host:0"), way == ("host:0", "disk:0")
+        if on_disk and not (is_read or is_written):
+            return {"DiskMisused"}
+        if (is_read, is_written) != tuple(
+            op.stream.queue == name for name in ("disk_read", "disk_write")
+        ):
             return {"DiskMisused"}
     return set()
 

@@ -12,7 +12,10 @@ from twinstream.layered.estimate import Question, mesh_of
 from twinstream.layered.memory import memory_of
 from twinstream.layered.step import LayeredTask
 from twinstream.layered.strategy import GpuMesh, StrategyError
+from twinstream.models.layered.from_decoder import layered_decoder
 from twinstream.models.layered.model import LayeredModel, load_layered
+from twinstream.models.presets import load_model
+from twinstream.models.providers.flops import model_flops_per_sequence
 
 CLUSTER = load_cluster("a100_40gb")
 TABLES, ROWS, WIDTH, LOOKUPS, MLP = 64, 100_000, 32, 4, 256
@@ -103,8 +106,43 @@ def test_the_command_prints_a_table_and_json(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "name", ["8b", "tiny", "llama3.2-1b", "qwen3-30b-a3b", "gpt3-175b", "mixtral-8x7b"]
+)
+def test_a_decoder_has_its_parameters_and_products(name):
+    """All but norms and biases; FLOPs of the forward pass to the last one."""
+    spec, seq_len = load_model(name), 512
+    found = layered_decoder(spec, seq_len)
+    assert 0 <= spec.num_parameters - found.parameters < 2e-3 * spec.num_parameters
+    router = spec.experts.count if spec.experts else 0
+    forward = sum(part.flops for part in found.chain.parts)
+    forward += 2 * seq_len * spec.d_model * router * spec.num_layers
+    assert forward * 3 == model_flops_per_sequence(spec, seq_len)
+
+
+def test_classes_of_a_decoder_are_spread_each_their_own_way():
+    """Four nodes: whole tables, blocks split in a node and sharded between, a sharded head."""
+    spec, seq_len = load_model("8b"), 1024
+    ways = {"embedding": ("ddp",), "transformer": ("tp", "fsdp"), "head": ("fsdp",)}
+    asked = question(32, 64, layered_decoder(spec, seq_len))
+    found = asked.estimate(ways)
+    table = spec.vocab_size * spec.d_model
+    blocks = spec.num_parameters - 2 * table - (2 * spec.num_layers + 1) * spec.d_model
+    assert found.memory.parameters == pytest.approx(2 * (table + table / 32 + blocks / 32))
+    in_node = RankGroup(ranks=8, ranks_per_node=8)
+    everyone = RankGroup(ranks=32, ranks_per_node=8)
+    hidden = 64 // 4 * seq_len * spec.d_model * 2
+    sums = collective_time_ns(CLUSTER, "all_reduce", hidden, in_node).time_ns
+    rows = collective_time_ns(CLUSTER, "all_reduce", 2 * table, everyone).time_ns
+    assert found.step.by_kind["all_reduce"] == pytest.approx(4 * spec.num_layers * sums + rows)
+    best = asked.search({"embedding": ("ddp",)})
+    assert best[0].step.step_ns <= found.step.step_ns
+
+
+@pytest.mark.parametrize(
     ("arguments", "told"),
     [
+        (["dlrm_x", "--seq-len", "512"], "unknown model 'dlrm_x'"),
+        (["deepseek-v3", "--seq-len", "512"], "latent attention"),
         (["dlrm_x"], "unknown layered model 'dlrm_x'"),
         (["no.toml"], "cannot read the model no.toml"),
         (["vit_l", "--gpus", "9"], "no whole nodes of 8"),

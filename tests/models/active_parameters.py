@@ -5,6 +5,9 @@ from twinstream.models.decoders.spec import ModelSpec, layer_parameters
 
 def active_parameters(spec: ModelSpec) -> int:
     """Embedding and head count whole, as the published numbers of active parameters do."""
-    layer = layer_parameters(spec)
     per_token = spec.experts.per_token if spec.experts else 0
-    return spec.num_parameters - spec.num_layers * (layer.total - layer.active(per_token))
+    idle = 0
+    for kind, count in spec.layer_kinds:
+        layer = layer_parameters(kind)
+        idle += count * (layer.total - layer.active(per_token if kind.experts else 0))
+    return spec.num_parameters - idle

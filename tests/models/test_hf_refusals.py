@@ -111,7 +111,7 @@ def test_a_long_value_is_cut_in_the_message_and_whole_on_the_error(tmp_path: Pat
     assert caught.value.refusals[0].value == value
 
 
-@pytest.mark.parametrize("model_type", ["gpt_oss", "phi3", "gpt2", None, ["llama"]])
+@pytest.mark.parametrize("model_type", ["phi3", "gpt2", None, ["llama"]])
 def test_an_unknown_model_type_is_refused_with_the_known_ones(
     model_type: object, tmp_path: Path
 ) -> None:

@@ -135,13 +135,17 @@ def test_a_folder_wins_over_a_model_of_the_hub(tmp_path, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("name", "own"),
     [("gemma-3-4b", "gemma-3-4b"), ("google/gemma-3-1b-pt", "gemma-3-1b"),
-     ("Gemma-3-27b-it", "gemma-3-27b"), ("GPT-OSS-20B", "gpt-oss-20b"),
-     ("microsoft/Phi-4-mini-instruct", "phi-4-mini")],
+     ("Gemma-3-27b-it", "gemma-3-27b"), ("microsoft/Phi-4-mini-instruct", "phi-4-mini")],
 )  # fmt: skip
 def test_models_without_kernels_here_are_traced_by_their_names(name, own) -> None:
     assert Path(config_of(name)).parent.name == own
     with pytest.raises(UnknownModelError, match=r"traced from transformers' own|hf download"):
         load_model(name)  # as clusters do
+
+
+def test_a_traced_model_of_a_family_that_is_priced_is_priced_by_its_name() -> None:
+    assert Path(config_of("GPT-OSS-20B")).parent.name == "gpt-oss-20b"
+    assert load_model("GPT-OSS-20B").num_parameters == 20_914_757_184
 
 
 def test_a_folder_wins_over_a_traced_model_of_the_hub(tmp_path, monkeypatch) -> None:

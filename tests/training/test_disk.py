@@ -156,7 +156,7 @@ def test_what_a_disk_cannot_be_is_said(tmp_path: Path) -> None:
         ({"disk_bandwidth": "1GB/s"}, "disk_bandwidth needs disk"),
         ({"disk": tmp_path / "rows.jsonl"}, "is no folder"),
         ({"disk": tmp_path, "ranks": 2}, "several ranks read none yet"),
-        ({"disk": tmp_path, "lora": None, "disk_bandwidth": "1GB/s"}, "all are trained"),
+        ({"disk": tmp_path, "lora": None, "disk_bandwidth": "1GB/s"}, "all are trained here"),
         ({"disk": tmp_path, "policy": "streaming", "disk_bandwidth": "1GB/s"}, "homes of its own"),
     ):
         with pytest.raises(TwinstreamError, match=why):
@@ -168,7 +168,7 @@ def test_without_a_rate_the_drive_is_measured(tmp_path: Path) -> None:
     wanted = with_disk(with_base(tmp_path, steps=1), tmp_path, CAPS[0], tmp_path / "run")
     before = {path for path in tmp_path.rglob("*") if "run" not in path.parts}
     _, seen = trained(wanted.model_copy(update={"disk_bandwidth": None}))
-    assert any(line.startswith("measuring reads of the drive") for line in seen.lines)
+    assert any(line.startswith("measuring the drive of") for line in seen.lines)
     assert before == {p for p in tmp_path.rglob("*") if "run" not in p.relative_to(tmp_path).parts}
 
 

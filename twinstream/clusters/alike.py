@@ -35,7 +35,7 @@ from twinstream.simulator.costs import CostModel
 from twinstream.simulator.engine import OpPrice
 from twinstream.simulator.network_costs import ClusterCosts
 from twinstream.simulator.pipeline import PipelineRun
-from twinstream.simulator.pipeline_idle import idle_times
+from twinstream.simulator.pipeline_idle import IdleTimes, idle_times
 from twinstream.simulator.states import KnownStates, States
 
 _FEW = 4  # microbatches of a kind that are lowered where there are more
@@ -60,6 +60,7 @@ def is_alike(job: Job) -> bool:
         and layout.zero <= 1
         and not layout.offload
         and not job.is_own
+        and len(job.shape.layer_kinds) == 1
         and passes >= _LEAST_LAYER_PASSES
         and min(map(len, stages_of(layout, job.shape.num_layers))) > 0
     )
@@ -136,6 +137,15 @@ def _stretched(start: int, few: int, count: int, *, last: int) -> Iterator[int]:
             yield start + (_SAME if at < count - last else few - (count - at))
 
 
+@dataclass(frozen=True)
+class SteadyPace:
+    """What so many further microbatches take, and where that goes in every stage."""
+
+    microbatches: int
+    period_ns: int
+    exposed: tuple[ExposedTime, ...]
+
+
 class AlikePipeline:
     """A job's stages, lowered role by role.
 
@@ -160,8 +170,8 @@ class AlikePipeline:
                 for stage, role in enumerate(self.roles)
             ),
             schedules={names[role]: part for role, part in self.parts.items()},
-            model={}, layout={}, seq_len=job.seq_len, global_batch=job.global_batch,
-            model_flops=0, machine=_REF,
+            model={}, layout={"tp_overlap": job.layout.tp_overlap}, seq_len=job.seq_len,
+            global_batch=job.global_batch, model_flops=0, machine=_REF,
         )  # fmt: skip
 
     def _part(self, role: Role) -> RankSchedule:
@@ -193,8 +203,9 @@ class AlikePipeline:
 
     def timed(
         self, cluster: Cluster, machine: Machine, known: KnownStates
-    ) -> tuple[int, list[ExposedTime]]:
-        """Return how long the second of two steps takes, ns, and where it goes in every stage.
+    ) -> tuple[int, tuple[ExposedTime, ...], SteadyPace | None]:
+        """Return how long the second of two steps takes, ns, where it goes in every stage, and
+        what repeats in it.
 
         Args:
             known: states of other pipelines; those of this one are added.
@@ -210,16 +221,23 @@ class AlikePipeline:
             made = _Programs(self, costs, states.interned)
             run = PipelineRun(states, made.stages, made.meetings)
             first_ns, second_ns = run.pass_ends_ns()
-            idle = idle_times(made.stages, run.log)
+            step, again = idle_times(made.stages, run.log, run.repetition, states.released)
+        pace = None
+        if (repeats := run.repetition) is not None:  # a microbatch is one block of the last stage
+            turns = self.roles[0].turns  # a microbatch more may wait for another slot
+            exposed = tuple([one.with_further(one, turns - 1) for one in self._exposed(again)])
+            pace = SteadyPace(turns * repeats.blocks[-1], turns * repeats.period_ns, exposed)
+        return second_ns - first_ns, self._exposed(step), pace
+
+    def _exposed(self, idle: Sequence[IdleTimes]) -> tuple[ExposedTime, ...]:
         ranks = self._job.layout.num_gpus // self._job.layout.pp
-        exposed = [
+        return tuple(
             ExposedTime(
-                name=f"stage {stage}", num_ranks=ranks, step_ns=one.step_ns,
-                compute_ns=one.step_ns - sum(one.causes_ns.values()), causes_ns=one.causes_ns,
+                name=f"stage {stage}", num_ranks=ranks, step_ns=one.took_ns,
+                compute_ns=one.took_ns - sum(one.causes_ns.values()), causes_ns=one.causes_ns,
             )
             for stage, one in enumerate(idle)
-        ]  # fmt: skip
-        return second_ns - first_ns, exposed
+        )  # fmt: skip
 
 
 def _ops_of(part: RankSchedule) -> list[_Op]:

@@ -165,11 +165,8 @@ def _uncovered(schedule: Schedule, job: Job) -> Iterator[Violation]:
     }
     for phase, counted in passes.items():
         yield from _not_once(phase, counted, every)
-    groups = [str(layer) for layer in range(job.shape.num_layers)]
-    if job.shape.experts is not None:
-        groups += [f"{name}.experts" for name in groups]
-    for name in [*groups, "embedding", "head"]:
-        if updates[name] != 1:
+    for name in job.shape.parameter_groups:
+        if name not in job.shape.untrained_groups and updates[name] != 1:
             yield TaskMissing(f"parameters of {name} are updated {updates[name]} times, not once")
 
 

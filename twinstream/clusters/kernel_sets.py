@@ -10,11 +10,15 @@ from twinstream.models.kernel_costs.attention_limits import (
     attention_limits,
     attention_refusal,
 )
+from twinstream.models.kernel_costs.scratch_sizes import SUM_SHARE_ELEMENTS
+from twinstream.models.layout import ALIGNMENT_BYTES
 from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout, LayoutError
 from twinstream.models.loss import CrossEntropy
 from twinstream.models.providers.model import AnyModel, model_of
-from twinstream.models.recipes.recipe import KernelChoice, Recipe
+from twinstream.models.recipes.adapter_layout import expert_sites
+from twinstream.models.recipes.quantized_base import BLOCK_ELEMENTS
+from twinstream.models.recipes.recipe import USUALLY_NARROW, KernelChoice, Recipe
 from twinstream.models.recipes.update_rules import rule_text
 from twinstream.planner.kernel_choice import usual_kernels
 from twinstream.schedule.document import RankSchedule
@@ -25,8 +29,12 @@ _OWN_RECOMPUTE = ("auto", "none", "experts", "attention", "full")
 def layout_refusal(layout: Layout) -> str | None:
     """Why ranks here cannot run a layout, whatever the model; None if they can."""
     wrong = []
-    if layout.ep > 1:
-        wrong.append(f"ep {layout.ep} (no kernels here are split over ep)")
+    if layout.ep > 1 and layout.in_parts:
+        wrong.append(f"ep {layout.ep} beside {_in_parts(layout)} (experts are shared or in parts)")
+    elif layout.ep > 1 and layout.ep != layout.dp:
+        wrong.append(
+            f"experts shared by {layout.ep} of {layout.dp} replicas (by all: ep {layout.dp})"
+        )
     if layout.tp > 1 and layout.sequence_parallel:
         wrong.append(
             f"{_in_parts(layout)} with sequence parallelism (norms here are of all tokens)"
@@ -56,9 +64,15 @@ def parts_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | None
             None if decoder is not None or not layout.in_parts else "other people's code in parts"
         )
     reasons = model_parts_refusal(decoder, layout.num_parts)
+    block = BLOCK_ELEMENTS.get(recipe.base, 1)
+    of_part = [width // layout.num_parts for width in (decoder.d_q, decoder.d_ff)]
     beside = {
-        "LoRA": recipe.lora is not None,
-        "frozen weights": bool(recipe.frozen),
+        "modules that LoRA saves whole": recipe.lora is not None and bool(recipe.lora.saved),
+        f"a base in {recipe.base}, of which {block} elements of a row share a scale,": any(
+            width % block for width in (decoder.d_model, *of_part)
+        ),
+        "LoRA, frozen weights or a base in few bits": layout.splits_sequences
+        and (recipe.lora is not None or bool(recipe.frozen) or recipe.base != "model"),
         "a loss of pairs": recipe.loss.sides > 1,
         "Muon, whose matrices are whole": recipe.update == "muon",
         "8-bit optimizer state, whose blocks lie across parts": (
@@ -70,6 +84,36 @@ def parts_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | None
         f"{what} beside {_in_parts(layout)}" for what, is_asked in beside.items() if is_asked
     ]
     return "; ".join(reasons) or None
+
+
+def experts_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | None:
+    """Why ranks here cannot share a model's experts as a recipe trains them; None if they can, or
+    do not share any."""
+    decoder = model.decoder
+    if layout.ep == 1 or decoder is None or decoder.experts is None:
+        return None if layout.ep == 1 else "other people's code with shared experts"
+    experts, ep = decoder.experts, layout.ep
+    if experts.count % ep:
+        return f"{experts.count} experts on {ep} ranks (as many on each)"
+    sizes = [experts.count // ep * experts.d_ff * decoder.d_model * n for n in (2, 1)]
+    split = [size for size in sizes if size % SUM_SHARE_ELEMENTS]
+    beside = {
+        "LoRA of experts": bool(recipe.lora and expert_sites(decoder, recipe.lora)),
+        f"a base in {recipe.base}": recipe.base != "model",
+        "Muon, whose state is by matrix": recipe.update == "muon",
+        "8-bit optimizer state, whose blocks lie across experts": (
+            recipe.state_of(model.dtype) == "8bit"
+        ),
+        f"clipped gradients, whose norm is summed by stretches of {SUM_SHARE_ELEMENTS:,}, and "
+        f"{min(split, default=0):,} elements a rank (--max-grad-norm 0)": (
+            recipe.clips and bool(split)
+        ),
+        f"experts of {sizes[1]:,} elements a rank, which do not end at whole {ALIGNMENT_BYTES} "
+        "bytes": any(size * model.itemsize % ALIGNMENT_BYTES for size in sizes),
+    }
+    return (
+        "; ".join(f"{what} beside ep {ep}" for what, is_asked in beside.items() if is_asked) or None
+    )
 
 
 def _in_parts(layout: Layout) -> str:
@@ -101,8 +145,10 @@ def slices_refusal(job: Job) -> str | None:
 def cluster_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | None:
     """Why a layout of a cluster is not computed by twinstream's own kernels; None if it is."""
     why_not = run_refusal(model, recipe, layout)
-    if why_not is None and layout.tp * layout.cp > 1:
-        return "tp and cp run here with --machine NAME --gpus N, and are priced for clusters"
+    degrees = {"tp": layout.tp, "cp": layout.cp, "ep": layout.ep}
+    split = next((axis for axis, size in degrees.items() if size > 1), None)
+    if why_not is None and split is not None:
+        return f"{split} runs here with --machine NAME --gpus N, and is priced for clusters"
     return why_not
 
 
@@ -123,7 +169,7 @@ def run_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | None:
     """
     reasons = [
         recipe_refusal(recipe), _model_refusal(model, layout), layout_refusal(layout),
-        parts_refusal(model, recipe, layout),
+        parts_refusal(model, recipe, layout), experts_refusal(model, recipe, layout),
     ]  # fmt: skip
     return "; ".join(reason for reason in reasons if reason) or None
 
@@ -147,11 +193,10 @@ def with_kernels(job: Job, machine: Machine) -> Job:
             "plan it with --machine NAME, or --machine NAME --gpus N"
         )
     experts = job.shape.experts
-    if experts is not None and experts.dense_layers:
+    if job.shape.latent is not None and job.recipe.lora is not None:
         raise LayoutError(
-            f"{len(experts.dense_layers)} of {job.shape.num_layers} layers of '{job.shape.name}' "
-            "have no experts, and layouts of clusters are of layers that are alike: plan it with "
-            "--machine NAME, or --machine NAME --gpus N"
+            f"adapters of latent attention, which '{job.shape.name}' has, are not priced: leave "
+            "out --lora"
         )
     named = job.recipe.kernels
     is_megatron = named is not None and named.vector == "megatron"
@@ -224,7 +269,8 @@ def recipe_text(spec: AnyModel, recipe: Recipe) -> str:
     'kernels eager, attention eager, bfloat16; gradients and optimizer state in bfloat16; clipped'
     """
     kernels, dtype = recipe.implementations, spec.dtype
-    narrow = "" if kernels.matmuls == "model" else f", linear layers in {kernels.matmuls}"
+    units = "linear layers" if kernels.narrow == USUALLY_NARROW else " ".join(kernels.narrow)
+    narrow = "" if kernels.matmuls == "model" else f", {units} in {kernels.matmuls}"
     gradients, state = recipe.gradient_dtype(dtype), recipe.state_of(dtype)
     names = {"model": dtype, "float32_master": "float32 beside a float32 master", "8bit": "8 bits"}
     sums = (

@@ -7,18 +7,24 @@ from pydantic_core import to_json
 
 from twinstream.clusters.assembling import in_one_order
 from twinstream.clusters.conforms import require_conforming, workload_of_rounds
-from twinstream.clusters.kernel_sets import layout_refusal, parts_refusal, slices_refusal
+from twinstream.clusters.kernel_sets import (
+    experts_refusal,
+    layout_refusal,
+    parts_refusal,
+    slices_refusal,
+)
 from twinstream.clusters.planned_stage import PlannedStage, plan_stage, without_messages
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout, LayoutError
 from twinstream.models.lowering.lower import lower
+from twinstream.models.lowering.parts.groups import mesh_of
 from twinstream.models.recipes.recipe import Recipe
 from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.evaluate.evaluation import forward_of
 from twinstream.schedule.cluster.verify import may_deadlock, require_safe
-from twinstream.schedule.document import Axis, Caps, Mesh, RankClass, RankSchedule, Schedule
+from twinstream.schedule.document import Caps, RankClass, RankSchedule, Schedule
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.workload import MachineRef
 from twinstream.simulator.replay import steady_state
@@ -91,9 +97,6 @@ def _in_slots(
     pooled: bool,
 ) -> _LaidOut:
     layout, workload = job.layout, job.workload
-    axes = [Axis(name="pp", size=layout.pp)]
-    sizes = (("dp", layout.dp), ("cp", layout.cp), ("tp", layout.tp))
-    axes += [Axis(name=name, size=size) for name, size in sizes if size > 1]
     planned, classes = dict[str, PlannedStage](), []
     for stage in range(layout.pp):
         name = f"stage {stage}"
@@ -108,7 +111,7 @@ def _in_slots(
         classes.append(RankClass(name=name, schedule=name, cells={"pp": (stage,)}))
     schedules = {name: one.schedule for name, one in planned.items()}
     document = Schedule(
-        mesh=Mesh(axes=tuple(axes), ranks_per_node=layout.num_gpus),
+        mesh=mesh_of(job, layout.num_gpus),
         classes=tuple(classes),
         schedules=schedules,
         order=(),
@@ -139,18 +142,17 @@ def _beside_communication(caps: Caps, machine: Machine, layout: Layout) -> Caps:
 
 
 def _require_executable(job: Job) -> None:
-    why = (
-        layout_refusal(job.layout)
-        or parts_refusal(job.shape, job.recipe, job.layout)
-        or slices_refusal(job)
-    )
+    asked = job.shape, job.recipe, job.layout
+    why = layout_refusal(job.layout) or parts_refusal(*asked) or experts_refusal(*asked)
+    why = why or slices_refusal(job)
     if why is not None:
         raise LayoutError(f"ranks cannot run {why} yet")
 
 
 def _with_kernels(job: Job) -> Job:
-    """Parts of a block are ours where kernels are named: those that the recipe has anyway."""
-    if not job.layout.in_parts:
+    """Parts of a block, and shared experts, are ours where kernels are named: those that the recipe
+    has anyway."""
+    if not job.layout.in_parts and job.layout.ep == 1:
         return job
     named = job.recipe.model_copy(update={"kernels": job.recipe.implementations})
     return job.model_copy(update={"recipe": named})

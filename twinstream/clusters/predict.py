@@ -155,7 +155,11 @@ class Prepared:
         caps = caps or gpu_caps(cluster, machine, job.layout.num_gpus)
         memory = self.memory() | {"reserve": caps.device_reserve_bytes}
         known = {} if known is None else known
-        found = _Simulated(job, counts, [one.timed(cluster, machine, known) for one in self.steps])
+        times = [self.steps[0].timed(cluster, machine, known)]
+        if len(counts) > 1:
+            more = times[0].with_further(counts[-1] - counts[0])
+            times.append(more or self.steps[-1].timed(cluster, machine, known))
+        found = _Simulated(job, counts, times)
         if not job.layout.offload or sum(memory.values()) <= _room_bytes(caps, machine):
             return found.prediction(machine, caps, memory)
         documents = [

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
 
-from twinstream.clusters.alike import AlikePipeline, Role, is_alike
+from twinstream.clusters.alike import AlikePipeline, Role, SteadyPace, is_alike
 from twinstream.clusters.assembling import assembled
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
@@ -22,10 +22,11 @@ from twinstream.simulator.states import KnownStates
 
 @dataclass(frozen=True)
 class TimedStep:
-    """How long a step takes, and where its time goes in every class of ranks."""
+    """How long a step takes, where its time goes in every class of ranks, and its pace."""
 
     step_ns: float
     exposed: tuple[ExposedTime, ...]
+    pace: SteadyPace | None = None
 
     @classmethod
     def of(cls, document: Schedule, timeline: Timeline) -> Self:
@@ -37,6 +38,20 @@ class TimedStep:
         """Simulate all ops of two steps."""
         costs = ClusterCosts(document, cluster, machine)
         return cls.of(document, replay_cluster(document, costs, cluster.name, num_passes=2))
+
+    def with_further(self, microbatches: int) -> Self | None:
+        """The same step with so many more; None where its pace does not say."""
+        if self.pace is None or microbatches % self.pace.microbatches:
+            return None
+        times = microbatches // self.pace.microbatches
+        return type(self)(
+            self.step_ns + times * self.pace.period_ns,
+            tuple(
+                one.with_further(more, times)
+                for one, more in zip(self.exposed, self.pace.exposed, strict=True)
+            ),
+            self.pace,
+        )
 
 
 def document_of(job: Job, cluster: Cluster) -> Schedule:
@@ -75,8 +90,8 @@ class LaidOutStep:
         """Simulate it on a cluster whose nodes have as many GPUs."""
         if self._alike is not None:
             try:
-                step_ns, exposed = self._alike.timed(cluster, machine, known)
-                return TimedStep(float(step_ns), tuple(exposed))
+                step_ns, exposed, pace = self._alike.timed(cluster, machine, known)
+                return TimedStep(float(step_ns), exposed, pace)
             except IrregularError:
                 pass
         return TimedStep.simulated(self.document, cluster, machine)

@@ -13,6 +13,7 @@ from twinstream.clusters.timed_step import document_of
 from twinstream.commands.arguments.price_options import RunOptions
 from twinstream.commands.output import print_json, print_report
 from twinstream.cost.bill import Bill
+from twinstream.hardware_profiles.clusters.published_memory import published_memory
 from twinstream.measures.metrics import rate_text
 from twinstream.measures.uncertainty import Uncertainty, uncertainty_of_job
 from twinstream.models.kernel_costs.attention_limits import nondeterministic_kernels
@@ -158,6 +159,7 @@ def _layouts_json(
         "num_fit": found.num_fit,
         "num_simulated": found.num_simulated,
         "seconds": seconds,
+        "memory_errors": {name: one._asdict() for name, one in published_memory()[1].items()},
     }
 
 

@@ -225,6 +225,8 @@ class ClusterReport(Report[ClusterRow]):
             "error": each.error,
             "fits": found.fits,
             "memory_bytes": found.memory_bytes,
+            "room_bytes": found.room_bytes,
+            "reserved_bytes": row.reserved_bytes,
             "activation_bytes": found.activation_bytes,
             "suspect": row.suspect,
             "why_not": row.why_not or found.refused,

@@ -17,6 +17,7 @@ from twinstream.clusters.predict import Prepared
 from twinstream.fidelity.constants import with_constants
 from twinstream.fidelity.measured import Predicted
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
+from twinstream.hardware_profiles.clusters.published_memory import FRAMEWORKS, Framework
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.csv_table import Cells, ClusterTableError, read_lines
 from twinstream.hardware_profiles.schema import Machine
@@ -33,7 +34,7 @@ COLUMNS = (
     *("row", "gpu", "num_gpus", "cluster", "model", "seq_len", "global_batch", "layout"),
     *("precision", "attention", "network_reduction", "step_time_s", "series", "family"),
     *("calibrates", "suspect", "scored", "comparison", "set", "rank", "activation_bytes"),
-    *("note", "why_not"),
+    *("note", "why_not", "framework", "recompute_stated", "reserved_bytes"),
 )
 _NEEDED = COLUMNS[:7]
 _SAVED = ("saved.", "boundary")  # slots that a stage keeps from forward to backward
@@ -68,6 +69,10 @@ class ClusterRow(Node):
         suspect: the source itself, or who collected it, doubts the number.
         calibrates: constants of its GPU type may be fitted to it.
         activation_bytes: of the first stage, as published.
+        framework: whose allocator and buffers the run had.
+        recompute_stated: whether the source says what was recomputed; if not, a run that ran fits
+            where it does with whole layers recomputed.
+        reserved_bytes: most that the framework's allocator had of a GPU, as published.
     """
 
     series: str
@@ -85,6 +90,9 @@ class ClusterRow(Node):
     compared: Compared | None = None
     calibrates: bool = False
     activation_bytes: Annotated[int, Field(gt=0)] | None = None
+    framework: Framework = "megatron"
+    recompute_stated: bool = True
+    reserved_bytes: Annotated[int, Field(gt=0)] | None = None
 
     @property
     def tokens(self) -> int:
@@ -165,8 +173,9 @@ class LaidOut:
         published = self.row.activation_bytes is not None
         return Predicted(
             step_s=found.step_s,
-            fits=found.fits,
+            fits=found.fits or self._may_fit(found.room_bytes - found.memory["reserve"]),
             memory_bytes=found.memory_bytes,
+            room_bytes=found.room_bytes,
             activation_bytes=self._kept_bytes() if published else None,
         )
 
@@ -174,6 +183,15 @@ class LaidOut:
         """Predict the seconds of a step."""
         machine, cluster = self.row.nodes(profile)
         return self.prepared.on(cluster, machine).step_s
+
+    def _may_fit(self, room_bytes: int) -> bool:
+        """Whether it fits with whole layers recomputed, where nobody says what was."""
+        job = self.row.job
+        if self.row.recompute_stated or job is None:
+            return False
+        full = job.layout.model_copy(update={"recompute": "full"})
+        least = Prepared(job.laid_out(full), load_cluster(self.row.cluster)).memory()
+        return sum(least.values()) <= room_bytes
 
     def _kept_bytes(self) -> int:
         """Sum what the first stage keeps between forward and backward, without buffers; more
@@ -220,9 +238,25 @@ def _row(cells: Cells) -> ClusterRow:
         why_not=cells.text("why_not"),
         calibrates=cells.flag("calibrates"),
         compared=_compared(cells) if cells.text("comparison") else None,
-        activation_bytes=cells.count("activation_bytes")
-        if cells.text("activation_bytes")
-        else None,
+        activation_bytes=_bytes(cells, "activation_bytes"),
+        framework=_framework(cells),
+        recompute_stated=cells.flag("recompute_stated", unstated=True),
+        reserved_bytes=_bytes(cells, "reserved_bytes"),
+    )
+
+
+def _bytes(cells: Cells, column: str) -> int | None:
+    return cells.count(column) if cells.text(column) else None
+
+
+def _framework(cells: Cells) -> Framework:
+    told = cells.text("framework") or "megatron"
+    for name in FRAMEWORKS:
+        if told == name:
+            return name
+    raise ClusterTableError(
+        f"{cells.path}, line {cells.line}: framework is '{told}', and needs one of "
+        f"{', '.join(FRAMEWORKS)}"
     )
 
 

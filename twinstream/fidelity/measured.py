@@ -35,6 +35,7 @@ class Predicted(Node):
     stall: float | None = None
     fits: bool | None = None
     memory_bytes: int | None = None
+    room_bytes: int | None = None
     activation_bytes: int | None = None
     refused: str = ""
     unknown: str = ""

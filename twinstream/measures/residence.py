@@ -10,13 +10,16 @@ from twinstream.schedule.analysis.occupancy import memory_over_time
 from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
-from twinstream.schedule.ops import DISK_READ, Copy
+from twinstream.schedule.ops import DISK_READ, DISK_WRITE, Copy
 from twinstream.schedule.proof.accesses import AccessMap
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST, TIERS, Role, Tier
 from twinstream.schedule.timeline import RankTimeline
 
 ROLES: tuple[Role, ...] = get_args(Role)
+_WAYS = {
+    ("host", "device"): "h2d", ("disk", "host"): DISK_READ, ("host", "disk"): DISK_WRITE,
+}  # fmt: skip
 STATE: tuple[Role, ...] = ("parameter", "gradient", "optimizer_state")
 
 
@@ -27,7 +30,7 @@ class RoleResidence(Node):
     pass of the timeline, so those of all roles add up. The homes are of parameters, gradients and
     optimizer state only, each byte in one of them: `device_only_bytes` never lie on the host;
     `both_bytes` lie on both from step to step and are not loaded; `host_home_bytes` are all others:
-    they are loaded from the host or used there; or `disk_home_bytes`, which are read from a disk.
+    they are loaded from the host or used there; or `disk_home_bytes`, which are on a disk.
     """
 
     role: Role
@@ -40,6 +43,7 @@ class RoleResidence(Node):
     d2h_bytes: NonNegativeInt
     disk_home_bytes: NonNegativeInt = 0
     disk_read_bytes: NonNegativeInt = 0
+    disk_written_bytes: NonNegativeInt = 0
 
 
 class Residence(Node):
@@ -76,6 +80,7 @@ def residence(schedule: RankSchedule, timeline: RankTimeline) -> Residence:
             d2h_bytes=moved.get((role, "d2h"), 0),
             disk_home_bytes=homes.get((role, "disk_home"), 0),
             disk_read_bytes=moved.get((role, DISK_READ), 0),
+            disk_written_bytes=moved.get((role, DISK_WRITE), 0),
         )
         for role in ROLES
     )
@@ -144,15 +149,15 @@ def copied_sizes(schedule: RankSchedule) -> Iterator[tuple[Copy, int]]:
 
 
 def moved_bytes(schedule: RankSchedule) -> dict[tuple[Role, str], int]:
-    """Bytes that copies move in one step, by role and direction; out of a disk as its queue."""
+    """Bytes that copies move in one step, by role and direction; of a disk as its queues."""
     roles = {tensor.tensor_id: tensor.role for tensor in schedule.tensors}
     kinds = {slot.slot_id: slot.tier.kind for slot in schedule.slots}
     moved: dict[tuple[Role, str], int] = {}
     for op, size_bytes in copied_sizes(schedule):
         if kinds[op.source] == kinds[op.destination]:
             continue
-        way = "h2d" if kinds[op.destination] == "device" else "d2h"
-        key = roles[op.tensor], DISK_READ if kinds[op.source] == "disk" else way
+        way = _WAYS.get((kinds[op.source], kinds[op.destination]), "d2h")
+        key = roles[op.tensor], way
         moved[key] = moved.get(key, 0) + size_bytes
     return moved
 

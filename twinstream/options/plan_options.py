@@ -140,6 +140,11 @@ class ClusterOptions(RankOptions):
         SEVERAL, "NAME", "bf16 (the default), fp16, fp8 or fp4, of linear layers; the last two are "
         "of the kernel set megatron.",
     )  # fmt: skip
+    precision_units: str | None = flag(
+        SEVERAL, "LIST", "What computes in --precision fp8 or fp4: products (of linear layers), "
+        "gradients (of their weights), attention, head; by default products,gradients.",
+        rare=True,
+    )  # fmt: skip
     offload: bool | None = flag(
         SEVERAL, "", "Whether what has no room on the device may be in host memory; by default of "
         "several GPUs only where nothing fits without.", rare=True,
@@ -152,7 +157,6 @@ class ClusterOptions(RankOptions):
         le=20,
         rare=True,
     )
-    ep: int | None = _degree("Replicas that share the routed experts.", rare=True)
     etp: int | None = _degree(
         "Ranks that split an expert's matrices: as many as --tp, the default, or 1: experts then "
         "lie over tp x dp.", rare=True,
@@ -160,6 +164,10 @@ class ClusterOptions(RankOptions):
     expert_imbalance: float | None = flag(
         SEVERAL, "FACTOR", "How many times the mean the rank with the busiest experts gets; 1 by "
         "default.", rare=True, ge=1, le=1e3,
+    )  # fmt: skip
+    capacity_factor: float | None = flag(
+        SEVERAL, "FACTOR", "How many times the mean a rank's experts take at most; what more comes "
+        "is dropped. By default nothing is.", rare=True, ge=0.01, le=1e3,
     )  # fmt: skip
     tp_overlap: bool | None = flag(
         SEVERAL, "", "Whether collectives of tp run in pieces beside the products around them, as "

@@ -48,13 +48,21 @@ class StepOptions(OptionGroup):
     disk_mem: str | None = flag(
         MEMORY,
         "SIZE",
-        "Most of a drive for frozen weights without room in host memory: 2TB.",
+        "Most of a drive for what has no room in host memory: 2TB.",
     )
     disk_bandwidth: str | None = flag(
         MEMORY,
         "SIZE/s",
-        "Rate of the drive, 7GB/s; a run reads no faster. By default the profile's (of a run what "
-        "is measured when it begins).",
+        "Rate of the drive's reads, 7GB/s, or 7GB/s,5GB/s with that of writes, without which it is "
+        "only read; a run goes no faster. By default the profile's (of a run what is measured when "
+        "it begins).",
+        rare=True,
+    )
+    disk_tbw: str | None = flag(
+        MEMORY,
+        "SIZE",
+        "What the drive's maker warrants to be written, 1200TB, beside which a plan says what it "
+        "writes a day. By default the profile's, else 600TB.",
         rare=True,
     )
     policy: str = flag(
@@ -142,6 +150,13 @@ class RankOptions(OptionGroup):
         "N",
         "Parts of a sequence, whatever --cp is, summed in pairs: every --cp has the same bits that "
         "divides N, both powers of two. By default a part a rank.",
+        ge=1,
+        rare=True,
+    )
+    ep: int | None = flag(
+        SEVERAL,
+        "N",
+        "Replicas that share the routed experts, each with as many; by default each has all.",
         ge=1,
         rare=True,
     )

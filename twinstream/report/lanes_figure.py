@@ -55,6 +55,7 @@ def lanes_figure(
                "range": [rows - 0.4, -1.4], "fixedrange": True, "showgrid": False,
                "zeroline": False},
     )  # fmt: skip
+    figure.update_layout(meta={"plays": {"unit": unit, "size": ""}})
     for one in classes:
         top = places[one.name, one.lanes[0]]
         figure.add_annotation(

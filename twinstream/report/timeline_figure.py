@@ -76,6 +76,7 @@ def timeline_figure(shown: Sequence[Shown], machine: Machine) -> go.Figure:
     _add_memory(figure, shown, axis, len(shown) + 2, HOST)
     _add_use(figure, shown, machine, axis, len(shown) + 3)
     _lay_out(figure, height + _EDGES_PX, axis, max(one.span.lasting_ns for one in shown))
+    figure.update_layout(meta={"plays": {"unit": axis.name, "size": unit}})
     return figure
 
 

@@ -418,7 +418,8 @@ class Schedule(MeshDocument):
             return self.workload.tokens_per_step
         if not self.is_packed:
             return self.seq_len * self.global_batch
-        replicas = self.mesh.length("dp") if "dp" in self.mesh.names else 1
+        axes = [axis for axis in ("dp", "ep") if axis in self.mesh.names]
+        replicas = prod(map(self.mesh.length, axes))
         return self.of(self.classes[0]).workload.tokens_per_step * replicas
 
     def of(self, one: RankClass) -> RankSchedule:

@@ -14,13 +14,15 @@ Mode = Literal["read", "write", "update", "scratch"]
 Processor = Literal["device", "host"]
 HOST_COMPUTE = "host_compute"  # the queue of what the host's cores compute
 DISK_READ = "disk_read"  # the queue of what is read from a disk into host memory
+DISK_WRITE = "disk_write"  # and of what is written from there
+DISK_QUEUES = (DISK_READ, DISK_WRITE)
 
 
 class Stream(Node):
     """An in-order queue. By convention `compute`, `h2d`, `d2h`, `host`; names are open.
 
     What the host CPU computes has the queue `host_compute` (`HOST_COMPUTE`), what is read from a
-    disk `disk_read` (`DISK_READ`).
+    disk `disk_read` (`DISK_READ`), what is written there `disk_write` (`DISK_WRITE`).
     """
 
     device: Index = 0
@@ -155,6 +157,13 @@ class Communicate(OpBase):
     are taken as the library likes.
 
     With `last_first` the shards of what is gathered or scattered lie in the reverse of rank order.
+    `library` as the library likes.
+
+    An all_to_all that reads a third operand, counts, sends rows to the ranks that have their
+    experts, or back. The counts say of each rank of the group how many of its rows go to each
+    expert (int32, [ranks, experts]); every rank has as many experts, in order. Of the two others
+    the smaller has one rank's rows, expert by expert; the larger has the rows of a rank's experts,
+    rank by rank, and room for all rows of all ranks.
     """
 
     kind: Literal["communicate"] = "communicate"
@@ -166,6 +175,12 @@ class Communicate(OpBase):
     reduction: Reduction = "library"
     last_first: Literal[True] | None = None
     label: Label
+
+    @property
+    def counts(self) -> Operand | None:
+        """The operand that says how many rows go to whom; None where as much goes to each."""
+        has_some = self.collective == "all_to_all" and len(self.operands) == 3
+        return self.operands[2] if has_some else None
 
     @model_validator(mode="after")
     def _shards_have_an_order(self) -> Self:

@@ -23,7 +23,7 @@ TierKind = Literal["device", "host", "disk"]
 class Tier(Node):
     """One memory: HBM of a device, host RAM, a disk. Each tier has one arena.
 
-    A disk's is read only: what lies in its slots is the bytes of files that a run names.
+    A disk's is files: those that a run names of what is only read, and one of its own of the rest.
     """
 
     kind: TierKind

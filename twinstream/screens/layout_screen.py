@@ -8,9 +8,11 @@ from rich.console import Group
 from twinstream.clusters.kernel_sets import recipe_text, why_not_here
 from twinstream.clusters.search.found import RankedLayout, SearchResult
 from twinstream.cost.bill import Bill
+from twinstream.hardware_profiles.clusters.published_memory import Framework, published_memory
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.measures.uncertainty import Uncertainty
 from twinstream.models.layouts.job import Job
+from twinstream.models.layouts.layout import Layout
 from twinstream.schedule.analysis.idle import exposed_communication
 from twinstream.screens.fitted_table import FittedTable
 from twinstream.screens.tables import cause_name
@@ -74,7 +76,33 @@ def layouts_screen(
         runs_here_line(found),
         foot,
         f"The fastest: {errors[0].sentence}",
+        *_dropped_note(found.best[0].layout),
+        *memory_notes([one.job for one in found.best]),
     )
+
+
+def _dropped_note(layout: Layout) -> list[str]:
+    """Say how many rows have no room in the experts' capacity."""
+    if layout.capacity_factor is None:
+        return []
+    least, most = layout.dropped_rows
+    return [
+        f"Experts take at most {layout.capacity_factor:g} times the mean and the busiest rank gets "
+        f"{layout.expert_imbalance:g} times, so {least:.1%} to {most:.1%} of the rows that go to "
+        "experts are dropped."
+    ]
+
+
+def memory_notes(jobs: Sequence[Job]) -> list[str]:
+    """How far the bytes of priced layouts may be off; nothing of those that are planned."""
+    priced = [job for job in jobs if not job.is_own]
+    if not priced:
+        return []
+    source, runs = published_memory()
+    names: list[Framework] = ["megatron"]
+    names += ["torch_fsdp"] if any(job.layout.zero == 3 for job in priced) else []
+    told = "; ".join(runs[name].told for name in names if name in runs)
+    return [f"Memory is that of tensors: {told} ({source})."]
 
 
 def runs_here_line(found: SearchResult) -> str:

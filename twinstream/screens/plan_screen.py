@@ -9,8 +9,9 @@ from twinstream.clusters.kernel_sets import recipe_text, why_schedule_not_here
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.explanation import Explanation, Recomputed, explain
 from twinstream.measures.metrics import Summary, summarize
-from twinstream.measures.residence import STATE, Residence, RoleResidence
+from twinstream.measures.residence import Residence
 from twinstream.measures.uncertainty import prediction_notes, uncertainty_of
+from twinstream.measures.wear import wear_notes
 from twinstream.models.kernel_costs.attention_limits import nondeterministic_kernels
 from twinstream.models.layout import EXPERTS, ROUTER_BIAS, layer_of
 from twinstream.models.providers.model import AnyModel, model_of
@@ -61,6 +62,7 @@ def plan_notes(schedule: Schedule, machine: Machine, timeline: Timeline) -> list
     found = [
         recipe_line(model_of(own.model), recipe, why_schedule_not_here(own)),
         *prediction_notes(schedule, machine, timeline),
+        *wear_notes(schedule.only, machine, timeline.step_ns / 1e9),
     ]
     host, taken = machine.host_memory_bytes, arena_bytes(own, HOST)
     if host is not None and host.value is not None and taken > _MOST_OF_HOST * host.value:
@@ -203,10 +205,9 @@ def residence_table(residence: Residence, caps: Caps) -> Group:
     unit, name = _unit(max(taken, taken_host))
     table = FittedTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(name)
-    columns = ["device\npeak", "host\npeak", "device\nonly", "host\nhome", "both", "H2D", "D2H"]
-    has_disk = any(role.disk_home_bytes for role in residence.roles)
-    for column in [*columns, *(("disk\nhome", "disk\nread") if has_disk else ())]:
-        table.add_column(column, justify="right", no_wrap=True)
+    columns = _columns(residence)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
 
     def shown(size_bytes: int) -> str:
         text = f"{size_bytes / unit:,.2f}" if size_bytes else "-"
@@ -214,8 +215,7 @@ def residence_table(residence: Residence, caps: Caps) -> Group:
 
     for role in residence.roles:
         if any(value for value in role.model_dump(exclude={"role"}).values()):
-            disk = (role.disk_home_bytes, role.disk_read_bytes) if has_disk else ()
-            table.add_row(role.role, *map(shown, (*_columns(role), *disk)))
+            table.add_row(role.role, *(shown(getattr(role, one)) for one in columns.values()))
     unused = residence.device_unused_bytes, residence.host_unused_bytes
     table.add_row("unused (packing)", *map(shown, unused))
     table.add_row("context, libraries", shown(residence.device_reserve_bytes), "-")
@@ -226,15 +226,21 @@ def residence_table(residence: Residence, caps: Caps) -> Group:
     return Group("", title, table)
 
 
-def _columns(role: RoleResidence) -> tuple[int, ...]:
-    homes = role.device_only_bytes, role.host_home_bytes, role.both_bytes
-    return (
-        role.device_peak_bytes,
-        role.host_peak_bytes,
-        *(homes if role.role in STATE else (0, 0, 0)),
-        role.h2d_bytes,
-        role.d2h_bytes,
-    )
+def _columns(residence: Residence) -> dict[str, str]:
+    """Fields by heading; of a disk only where there is one, beside which an empty one has to go."""
+    found = {
+        "device\npeak": "device_peak_bytes", "host\npeak": "host_peak_bytes",
+        "device\nonly": "device_only_bytes", "host\nhome": "host_home_bytes",
+        "both": "both_bytes", "H2D": "h2d_bytes", "D2H": "d2h_bytes",
+    }  # fmt: skip
+    of_disk = {
+        "disk\nhome": "disk_home_bytes", "disk\nread": "disk_read_bytes",
+        "disk\nwritten": "disk_written_bytes",
+    }  # fmt: skip
+    used = {n: f for n, f in of_disk.items() if any(getattr(r, f) for r in residence.roles)}
+    if len(used) == len(of_disk) and not any(role.both_bytes for role in residence.roles):
+        del found["both"]
+    return found | used
 
 
 def _prices_table(explanation: Explanation, step_s: float) -> Group:

@@ -31,6 +31,8 @@ _NAMES = {
     "d2h_loss": "D2H loss",
     "host_compute": "host CPU",
     "disk_read": "disk",
+    "disk_write": "disk, written",
+    "d2h_disk": "D2H to disk",
     "hbm": "HBM",
     "host_dram": "host DRAM",
     "pcie": "PCIe, both ways",

@@ -15,6 +15,7 @@ from twinstream.clusters.search.search import search_layouts
 from twinstream.clusters.search.space import RunsHere
 from twinstream.clusters.shared_machine import Place, cores_here, place_here
 from twinstream.hardware_profiles.clusters.loader import machine_of
+from twinstream.hardware_profiles.clusters.published_memory import memory_of_runs
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.clusters.what_if import with_numbers
 from twinstream.models.layouts.job import Job
@@ -40,7 +41,6 @@ from twinstream.study.values import (
     numbers_among,
 )
 
-_GIB = 2**30
 _IN_TOKENS = {"tokens_per_step": "global_batch", "chunk_tokens": "micro_batch"}
 _NOT_CONTENT = ("name", "description", "machine", "machine_changes")
 
@@ -297,8 +297,8 @@ class LayoutQuery(Query):
         require_possible(job, self.num_gpus)
         prediction = predict(job, self._nodes, caps=self.request.caps)
         if not prediction.fits:
-            needs, room = prediction.memory_bytes / _GIB, prediction.room_bytes / _GIB
-            raise StudyError(f"{job.layout.text} needs {needs:.1f} GiB of a GPU's {room:.1f}")
+            short = memory_of_runs().shortage(prediction.memory_bytes, prediction.room_bytes)
+            raise StudyError(f"{job.layout.text} needs {short}")
         return Answer.of_prediction(job, self._nodes, prediction, self.request)
 
     def kept_job(self, layout: Layout) -> Job:
@@ -362,8 +362,9 @@ def _with_precision(recipe: Recipe, precision: str, any_kernels: bool) -> Recipe
             f"precision {precision} is of the kernel set megatron, not of {kernels.vector}"
         )
     else:
-        attention = "flash" if kernels is None else kernels.attention
+        was = kernels or KernelChoice(attention="flash")
         chosen = KernelChoice(
-            vector="megatron", attention=attention, matmuls=matmuls, deterministic=False
-        )
+            vector="megatron", attention=was.attention, matmuls=matmuls, deterministic=False,
+            narrow=was.narrow,
+        )  # fmt: skip
     return recipe.model_copy(update={"kernels": chosen})

@@ -19,7 +19,8 @@ from twinstream.hardware_profiles.clusters.what_if import with_numbers
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.overrides import override
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.decoders.config import Dtype
+from twinstream.models.decoders.config import Dtype, is_priced_config
+from twinstream.models.presets import config_of, load_model
 from twinstream.models.providers.model import AnyModel
 from twinstream.planner.planner import Planner
 from twinstream.schedule.document import Schedule
@@ -103,10 +104,12 @@ class Loader:
             return path if os.path.isfile(path) else name  # noqa: PTH113
 
         @cache
-        def model(
+        def model(  # noqa: PLR0913
             name: str, longest: int | None, lora: str | None = None, loss: str | None = None,
-            dtype: Dtype | None = None, *, trusted: bool = False,
+            dtype: Dtype | None = None, *, trusted: bool = False, priced: bool = False,
         ) -> AnyModel:  # fmt: skip
+            if priced and is_priced_config(config_of(beside(name))):
+                return load_model(beside(name), dtype=dtype)
             return find_model(
                 beside(name), longest=longest, lora=lora, loss=loss, dtype=dtype,
                 trust_remote_code=trusted,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import nan
 from typing import Any, TypeVar, get_args
 
-from twinstream.clusters.kernel_sets import parts_refusal
+from twinstream.clusters.kernel_sets import experts_refusal, layout_refusal, parts_refusal
 from twinstream.clusters.shared_machine import cores_here, place_here
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
@@ -21,7 +21,14 @@ from twinstream.models.layouts.layout import Layout, LayoutError, Recompute
 from twinstream.models.loss import has_function, kind_of_loss
 from twinstream.models.presets import model_notes
 from twinstream.models.providers.model import AnyModel, require_decoder, with_aux_loss
-from twinstream.models.recipes.recipe import MATMULS_OF_PRECISION, KernelChoice, KernelSet
+from twinstream.models.recipes.recipe import (
+    MATMULS_OF_PRECISION,
+    NARROW_UNITS,
+    USUALLY_NARROW,
+    KernelChoice,
+    KernelSet,
+    NarrowUnit,
+)
 from twinstream.options.option_group import OptionGroup, flag_of
 from twinstream.options.plan_options import KEPT, ClusterOptions, PlanOptions
 from twinstream.options.step_options import RankOptions
@@ -36,7 +43,13 @@ from twinstream.planner.choices import (
 )
 from twinstream.planner.kernel_choice import kernels_named
 from twinstream.planner.policies import ON_DEVICE, optimizer_places
-from twinstream.planner.request import PlanRequest, TrainingStep, caps_of, with_drive
+from twinstream.planner.request import (
+    PlanRequest,
+    TrainingStep,
+    caps_of,
+    with_drive,
+    with_endurance,
+)
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import from_options
 from twinstream.schedule.sizes import SizeError, parse_number
@@ -72,11 +85,12 @@ _NOT_OF_CLUSTERS = (
 _OF_SEVERAL = {
     **dict.fromkeys(("tp", "cp", "pp", "dp", "ep", "shard", "virtual_stages"), 1),
     "pipeline": None, "reduction": None, "zero": 0, "keep": None, "parts": None, "cp_parts": None,
-    "etp": 1,
-    "expert_imbalance": 1.0, "tp_overlap": False,
+    "etp": 1, "expert_imbalance": 1.0, "tp_overlap": False, "capacity_factor": None,
+    "precision_units": None,
 }  # fmt: skip
 _OF_CLUSTERS_ALONE = (
-    "tp", "cp", "ep", "etp", "expert_imbalance", "tp_overlap", "shard", "offload",
+    "tp", "cp", "ep", "etp", "expert_imbalance", "capacity_factor", "tp_overlap", "shard",
+    "offload",
 )  # fmt: skip
 
 
@@ -154,7 +168,7 @@ def asked_by(
     optimizer, overhead = _optimizer(wanted), _overhead(wanted)
     spec = load.model(
         wanted.model, max(lengths), wanted.lora, wanted.loss, wanted.dtype,
-        trusted=wanted.trust_remote_code,
+        trusted=wanted.trust_remote_code, priced=asked.cluster is not None,
     )  # fmt: skip
     kind = kind or _kind(wanted, asked, num_ranks, spec)
     _require_of(kind, wanted, asked, num_ranks)
@@ -187,6 +201,7 @@ def asked_by(
         )
     if wanted.disk_bandwidth is not None:
         machine = with_drive(machine, wanted.disk_bandwidth)
+    machine = with_endurance(machine, wanted.disk_tbw)
     request = PlanRequest(
         with_aux_loss(spec, wanted.aux_loss), step, machine,
         caps_of(
@@ -225,20 +240,23 @@ def _kind(
         runs = spec.executor_refusal is None
         if asked.cluster is None or (asked.gpus == 1 and runs):
             return "device"
-    is_split = (asked.ep or 1) > 1 or not _runs_in_parts(wanted, asked, spec)
+    is_split = not _runs_split(wanted, asked, spec)
     several = asked.cluster is None and (asked.gpus or 1) > 1
     return "ranks" if several and not is_split and not is_priced else "cluster"
 
 
-def _runs_in_parts(wanted: PlanOptions, asked: ClusterOptions, spec: AnyModel) -> bool:
-    """Whether kernels here compute the parts of blocks and sequences that are asked for, if any."""
-    tp = asked.tp or 1
+def _runs_split(wanted: PlanOptions, asked: ClusterOptions, spec: AnyModel) -> bool:
+    """Whether kernels here compute the parts of blocks and of sequences, or share the experts, that
+    are asked for, if any."""
+    tp, ep = asked.tp or 1, asked.ep or 1
     layout = Layout(
         tp=tp, parts=asked.parts, cp=asked.cp or 1, cp_parts=asked.cp_parts, pp=asked.pp or 1,
-        sequence_parallel=tp == 1,
+        sequence_parallel=tp == 1, ep=ep, dp=asked.dp or ep,
     )  # fmt: skip
     recipe = wanted.recipe(spec, kernels=None, clips=wanted.clips, optimizer=_optimizer(wanted))
-    return parts_refusal(spec, recipe, layout) is None
+    asked_of = spec, recipe, layout
+    shared = experts_refusal(*asked_of) or (layout_refusal(layout) if ep > 1 else None)
+    return parts_refusal(*asked_of) is None and shared is None
 
 
 def _matmuls(asked: ClusterOptions) -> str:
@@ -296,7 +314,7 @@ def _of_ranks(asked: ClusterOptions) -> set[str]:
     ours |= {"--cluster", "--gpus", "--global-batch", "--micro-batch", "--no-offload"}
     if asked.precision == "bf16":
         ours.add("--precision")
-    return ours | {f"--{axis}" for axis in ("ep",) if getattr(asked, axis) == 1}
+    return ours
 
 
 def _machine(wanted: PlanOptions, cluster: Cluster | None, load: Loader) -> Machine:
@@ -440,14 +458,32 @@ def _priced(wanted: PlanOptions, asked: ClusterOptions, spec: ModelSpec) -> Kern
             f"the kernel set {named} does not compute {spec.name}: {why}; leave out --kernels, or "
             "price Megatron's with --kernels megatron"
         )
+    if asked.precision_units is not None and not is_narrow:
+        raise LayoutError("--precision-units says what computes in --precision fp8 or fp4: add it")
     if named != "megatron" and not is_narrow and (why is None or wanted.attention is None):
         return None
     known = (*attention_names(), "flash", "unfused")
     require_known("--attention", wanted.attention, known)
     return KernelChoice(
         vector="megatron", attention=wanted.attention or "flash", matmuls=matmuls,
-        deterministic=False,
+        deterministic=False, narrow=_narrow(asked.precision_units),
     )  # fmt: skip
+
+
+def _narrow(units: str | None) -> tuple[NarrowUnit, ...]:
+    """What computes in the precision."""
+    if units is None:
+        return USUALLY_NARROW
+    named = tuple(units.split(","))
+    for unit in named:
+        require_known("--precision-units", unit, NARROW_UNITS)
+    found = tuple(unit for unit in NARROW_UNITS if unit in named)
+    if "gradients" in found and "products" not in found:
+        raise LayoutError(
+            "--precision-units gradients needs products, too: what gradients of weights multiply "
+            "is what products have cast"
+        )
+    return found
 
 
 def share_of(text: str) -> float:

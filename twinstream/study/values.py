@@ -56,6 +56,7 @@ _OF_DEVICE = (
 LAYOUT_NAMES = (
     "tp", "cp", "pp", "dp", "ep", "virtual_stages", "micro_batch", "pipeline", "zero", "recompute",
     "sequence_parallel", "dp_overlap", "shard", "expert_imbalance", "offload", "etp", "tp_overlap",
+    "capacity_factor",
 )  # fmt: skip
 _NOT_OF_RANKS = ("policy", "effort", "prefetch", "optimizer_overhead")
 

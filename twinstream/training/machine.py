@@ -23,7 +23,7 @@ from twinstream.hardware_profiles.profile_files import profile_toml
 from twinstream.hardware_profiles.schema import DEVICE_SHARE, FEED_BYTES, Machine
 from twinstream.log.run_files import MACHINE
 from twinstream.models.kernel_costs.attention_limits import attention_limits, attention_names
-from twinstream.planner.request import HOST_SHARE, with_drive
+from twinstream.planner.request import HOST_SHARE, with_drive, with_endurance
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import read_text, write_text
 from twinstream.training.options import OptionsError, TrainOptions
@@ -114,8 +114,8 @@ def with_disk(
         WeightsError: it cannot be read or written.
     """
     if options.disk is None:
-        if (options.disk_mem or options.disk_bandwidth) is not None:
-            flag = "disk_mem" if options.disk_mem else "disk_bandwidth"
+        flags = ("disk_mem", "disk_bandwidth", "disk_tbw")
+        for flag in (name for name in flags if getattr(options, name) is not None):
             raise OptionsError(f"{flag} needs disk, a folder on the drive: --disk PATH")
         return machine, None
     if not options.disk.is_dir():
@@ -129,9 +129,10 @@ def with_disk(
     elif machine.disk_read_bytes_per_s is None:
         from twinstream.executor.probe.drive import probed_drive
 
-        tell(f"measuring reads of the drive of {options.disk}: some seconds")
+        tell(f"measuring the drive of {options.disk}: some seconds")
         machine = probed_drive(options.disk).on(machine)
-    return machine, options.disk_mem or shutil.disk_usage(options.disk).total
+    usual = shutil.disk_usage(options.disk).total
+    return with_endurance(machine, options.disk_tbw), options.disk_mem or usual
 
 
 def keep_machine(here: LocalMachine, folder: Path) -> None:

@@ -43,7 +43,7 @@ FIXED = (
     *("attention", "max_grad_norm"),
 )
 # Of ranks: none of it decides the data.
-LAYOUT = ("pp", "dp", "zero", "tp", "cp", "pipeline", "virtual_stages")
+LAYOUT = ("pp", "dp", "zero", "tp", "cp", "ep", "pipeline", "virtual_stages")
 ALIASES = {"lr": "learning_rate"}
 
 
@@ -171,8 +171,9 @@ class TrainOptions(RecipeOptions, StepOptions, RankOptions):
     )
 
     disk: Path | None = flag(
-        MEMORY, "PATH", "A folder on a drive, from which frozen weights without room in host "
-        "memory are read: the model's own files there, or copies made there once.",
+        MEMORY, "PATH", "A folder on a drive for what has no room in host memory: frozen weights "
+        "are read from the model's own files there, or from copies made there once; what is "
+        "trained is written there, to a file that is gone when the run is.",
     )  # fmt: skip
 
     machine: str | None = flag(

@@ -19,6 +19,7 @@ from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.missing_attention import missing_attention_notes
 from twinstream.measures.residence import checkpoint_bytes
+from twinstream.measures.wear import wear_notes
 from twinstream.models.loss import kind_of_loss
 from twinstream.models.lowering.lower import require_packs
 from twinstream.models.providers.model import AnyModel, require_decoder
@@ -132,6 +133,11 @@ class StepPlan(ABC):
 
     @property
     @abstractmethod
+    def sharing_replicas(self) -> int:
+        """How many of them share the experts: each has some of its own."""
+
+    @property
+    @abstractmethod
     def forward_s(self) -> float:
         """Time of the forward of a round of all replicas, as predicted."""
 
@@ -179,15 +185,16 @@ class DevicePlan(StepPlan):
     schedule: Schedule
     predicted: Timeline
     machine: Machine
-    num_ranks = num_replicas = 1
+    num_ranks = num_replicas = sharing_replicas = 1
     states = None
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What an attention library that is not installed here costs."""
-        return tuple(
-            f"note: {told}" for told in missing_attention_notes(self.schedule.only, self.machine)
-        )
+        """What an attention library that is not installed here costs, and what wears a drive."""
+        own = self.schedule.only
+        told = missing_attention_notes(own, self.machine)
+        wear = wear_notes(own, self.machine, self.step_s)
+        return tuple(f"note: {line}" for line in (*told, *wear))
 
     @property
     def workload(self) -> Workload:

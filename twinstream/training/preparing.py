@@ -48,6 +48,7 @@ from twinstream.training.planning import (
 )
 from twinstream.training.ranks.planning import Plan, plan_ranks
 from twinstream.training.rates import LearningRate
+from twinstream.training.run.disk_files import groups_on_disk
 
 if TYPE_CHECKING:
     from twinstream.executor.providers.provider import Outline
@@ -211,14 +212,18 @@ class ProcessMemory:
         planned = summary.device_peak_bytes + summary.host_peak_bytes
         files = {slot.slot_id for slot in schedule.slots if slot.tier == DISK}
         on_disk = {item.tensor for item in schedule.carried if item.slot in files}
-        state = [
-            t for t in schedule.tensors
-            if t.parent is None and t.role in _CARRIED and t.tensor_id not in on_disk
-        ]  # fmt: skip
+        read_only = {f"param.{group}" for group in groups_on_disk(schedule)}
         groups: Counter[str] = Counter()
-        for tensor in state:  # a group's parameters and state are made beside the arenas, once
-            groups[tensor.tensor_id.partition(".")[2]] += tensor.size_bytes
-        untouched = planned - groups.total()  # before the first step
+        in_memory = 0
+        for tensor in schedule.tensors:
+            root = tensor.parent or tensor.tensor_id
+            if tensor.role in _CARRIED and root not in read_only:
+                if tensor.parent is None:  # a group is made beside the arenas, once
+                    groups[root.partition(".")[2]] += tensor.size_bytes
+                    in_memory += tensor.size_bytes
+                if tensor.tensor_id in on_disk:
+                    in_memory -= tensor.size_bytes
+        untouched = planned - in_memory  # before the first step
         made = max(0, max(groups.values(), default=0) - untouched)
         return cls(planned, before_bytes, WORKING_BYTES + made)
 

@@ -74,7 +74,7 @@ class TrainerServer:
         self._sizes: dict[str, int] = {}
         for part in plan.parts:
             self._sizes.update((t.tensor_id, t.size_bytes) for t in part.schedule.tensors)
-            place = self._places[part.rank] = place_of(part.coordinates)
+            place = self._places[part.rank] = place_of(part.coordinates, plan.sharing_replicas)
             self._replicas[part.rank] = place[0]
             if any(place[1:]):
                 self._silent.add(part.rank)

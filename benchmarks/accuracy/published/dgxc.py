@@ -75,6 +75,8 @@ def row_of(cells: Cells) -> ClusterRow:
         suspect=suspect,
         scored=not (suspect or why_not),
         why_not=why_not or (note if suspect else ""),
+        framework="megatron" if framework == "nemo" else "xla",
+        recompute_stated=framework == "nemo" and cells.text("recompute") in _RECOMPUTE,
     )
 
 

@@ -67,4 +67,5 @@ def row_of(cells: Cells) -> ClusterRow:
         suspect=suspect,
         scored=not (suspect or why_not),
         why_not=why_not or (note if suspect else ""),
+        framework="torch_fsdp",
     )

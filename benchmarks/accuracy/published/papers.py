@@ -33,6 +33,12 @@ COLUMNS = (
     *("global_batch", "precision", "recompute", "options", "metric", "value"),
     *("step_time_s_derived", "note"),
 )
+# Most that the allocator reserved of a GPU, GiB: the same pages' column of peak memory.
+_TITAN_PEAKS = {
+    ("Table 1", "1"): 82.4, ("Table 1", "3"): 76.8, ("Table 2", "1"): 83.9, ("Table 2", "3"): 84.0,
+    ("Table 3", "1"): 67.0, ("Table 3", "3"): 61.8, ("Table 4", "1"): 71.9, ("Table 5", "1"): 82.5,
+    ("Table 6", "1"): 75.3, ("Table 6", "3"): 77.1,
+}  # fmt: skip
 _TITAN = {"H100_96GB_HBM2e_500W": "h100_titan", "H200": "h200_dgx"}
 
 
@@ -110,7 +116,8 @@ def _megatron(cells: Cells, paper: str) -> ClusterRow:
     if paper == "Narayanan" and table == "Table 2":
         series += " ZeRO-3" if zero3 else " PTD"
     return _row(cells, series, cluster="a100_deepspeed" if zero3 else "a100_dgx", job=job,
-                compared=compared if "Table 2" in series else None)  # fmt: skip
+                compared=compared if "Table 2" in series else None,
+                framework="deepspeed" if zero3 else "megatron")  # fmt: skip
 
 
 def _interleaved(cells: Cells) -> int:
@@ -188,7 +195,10 @@ def _titan(cells: Cells, paper: str) -> ClusterRow:
         global_batch=batch,
         recipe=megatron_recipe("sdpa_flash", "bf16" if precision == "bf16" else "fp8"),
     )
-    return _row(cells, series, cluster=_TITAN[gpu], job=job, compared=_titan_sets(cells))
+    peak = _TITAN_PEAKS.get((cells.text("table").removesuffix(" (2024-12)"), cells.text("row")))
+    return _row(cells, series, cluster=_TITAN[gpu], job=job, compared=_titan_sets(cells),
+                framework="torch_fsdp",
+                reserved_bytes=None if peak is None else round(peak * 2**30))  # fmt: skip
 
 
 def _titan_sets(cells: Cells) -> Compared:

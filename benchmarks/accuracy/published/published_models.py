@@ -2,9 +2,9 @@
 
 from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.options import Experts
-from twinstream.models.presets import load_preset
+from twinstream.models.presets import load_model
 
-_PRESETS = ("qwen3-30b-a3b", "qwen3-235b-a22b")
+_PRESETS = ("qwen3-30b-a3b", "qwen3-235b-a22b", "gpt-oss-120b", "deepseek-v3", "kimi-k2")
 _GPT_VOCAB = 51200
 _MPT_VOCAB = 50368
 # Layers, width, heads; NVIDIA/dgxc-benchmarking and mosaicml/llm-foundry, recipes' files.
@@ -55,13 +55,7 @@ def published_shape(model: str, seq_len: int) -> ModelSpec | None:
         shape = _gated(model, (64, 6144, 48, 8), 32768, 128256)
         experts = Experts(count=8, per_token=2, d_ff=32768)
         return shape.model_copy(update={"mlp": "geglu", "experts": experts})
-    if model in _PRESETS:
-        return load_preset(model)
-    if model == "gpt-oss-120b":  # openai/gpt-oss-120b, config.json
-        experts = Experts(count=128, per_token=4, d_ff=2880)
-        shape = _gated(model, (36, 64 * 64, 64, 8), 2880, 201088)
-        return shape.model_copy(update={"d_model": 2880, "experts": experts})
-    return None
+    return load_model(model) if model in _PRESETS else None
 
 
 def gpt_shape(
@@ -115,3 +109,13 @@ def weighted_stages(num_layers: int, stages: int) -> tuple[int, ...] | None:
         return None
     each = (num_layers + 2) // stages
     return (each - 1, *[each] * (stages - 2), each - 1)
+
+
+def filled_stages(num_layers: int, stages: int) -> tuple[int, ...]:
+    """Layers of each stage where all have as many but the last ones, which have what is left.
+
+    >>> filled_stages(62, 16)[-2:], filled_stages(62, 32)[-2:]
+    ((4, 2), (2, 0))
+    """
+    each = -(-num_layers // stages)
+    return tuple(min(each, max(0, num_layers - stage * each)) for stage in range(stages))

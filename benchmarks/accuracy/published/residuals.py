@@ -1,10 +1,11 @@
-"""Write how far each published step is predicted off, by what is near to what: for error bars.
+r"""Write how far each published step is predicted off, by what is near to what: for error bars.
 
-python -m benchmarks.accuracy.published.residuals steps.csv rows.csv --source "..." -o OUT.csv
+python -m benchmarks.accuracy.published.residuals steps.csv rows.csv --source "..." -o OUT.csv \
+    --memory MEMORY.csv
 
 `steps.csv` is what `python -m benchmarks.accuracy.published` wrote, `rows.csv` what `twinstream
 validate --cluster steps.csv -o rows.csv` said of it. Only rows count that no
-constant was fitted to.
+constant was fitted to. MEMORY.csv has the predicted bytes of runs whose recompute is stated.
 """
 
 import argparse
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from twinstream.fidelity.cluster_rows import read_measured_steps
+from twinstream.hardware_profiles.clusters.published_memory import COLUMNS as MEMORY_COLUMNS
 from twinstream.measures.published_steps import COLUMNS, StepKind
 
 
@@ -23,7 +25,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("rows", type=Path)
     parser.add_argument("--source", required=True, help="the page, its date and commit")
     parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--memory", type=Path)
     given = parser.parse_args(arguments)
+    if given.memory is not None:
+        told = memory_csv(given.steps, given.rows, given.source)
+        given.memory.write_text(told, encoding="utf-8")
     text = residuals_csv(given.steps, given.rows, given.source)
     given.output.write_text(text, encoding="utf-8")
     print(f"Wrote {text.count(chr(10)) - 2} steps to {given.output}.")
@@ -49,6 +55,28 @@ def residuals_csv(steps: Path, rows: Path, source: str) -> str:
         cells |= {"cluster": row.cluster, "gpu": row.gpu}
         told = {"series": row.series, "family": row.family, "error": f"{error:.4f}"}
         writer.writerow(cells | told)
+    return text.getvalue()
+
+
+def memory_csv(steps: Path, rows: Path, source: str) -> str:
+    """The table of predicted, present and reserved bytes of a GPU, in the steps' order."""
+    with rows.open(encoding="utf-8", newline="") as file:
+        predicted = {
+            (line["series"], line["row"]): (line["memory_bytes"], line["room_bytes"])
+            for line in csv.DictReader(file)
+            if line["memory_bytes"]
+        }
+    text = io.StringIO()
+    text.write(f"# {source}\n")
+    writer = csv.DictWriter(text, MEMORY_COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for row in read_measured_steps([steps]):
+        bytes_of = predicted.get((row.series, row.row_id))
+        if bytes_of is None or not (row.recompute_stated or row.reserved_bytes):
+            continue
+        told = {"framework": row.framework, "series": row.series}
+        told |= {"predicted_bytes": bytes_of[0], "room_bytes": bytes_of[1]}
+        writer.writerow(told | {"reserved_bytes": str(row.reserved_bytes or "")})
     return text.getvalue()
 
 

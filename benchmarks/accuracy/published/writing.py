@@ -24,6 +24,8 @@ def _columns(row: ClusterRow) -> dict[str, object]:
         "step_time_s": row.measured_s, "series": row.series, "family": row.family,
         "calibrates": row.calibrates, "suspect": row.suspect, "scored": row.scored,
         "activation_bytes": row.activation_bytes, "note": row.note, "why_not": row.why_not,
+        "framework": row.framework, "recompute_stated": row.recompute_stated,
+        "reserved_bytes": row.reserved_bytes,
     }  # fmt: skip
     if row.compared is not None:
         told |= {

@@ -20,13 +20,16 @@ from twinstream.executor.kernels.vector.gradients import (
     weight_views,
 )
 from twinstream.executor.kernels.workspace import Workspace
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.kernel_costs.attributes import Attributes
+from twinstream.models.layout import FlatLayout
 from twinstream.models.recipes.adapter_layout import (
     AdapterSite,
     adapter_layout,
     adapter_sites,
     expert_sites,
 )
+from twinstream.models.recipes.lora import Lora
 from twinstream.schedule.ops import Mode
 
 
@@ -35,6 +38,7 @@ class Adapters:
     """The adapters of a block, and where their calls go; one without LoRA has no sites.
 
     Those of routed experts, at `expert_sites`, are used by those who multiply with the experts.
+    With `is_again`, of a part of a block, `low` is a temporary, which each kernel makes anew.
     """
 
     calls: Calls
@@ -44,21 +48,34 @@ class Adapters:
     low: Mapping[str, torch.Tensor]  # by site, [T, R]
     rank: int = 0
     expert_sites: tuple[str, ...] = ()
+    is_again: bool = False
 
     @classmethod
-    def of(cls, operands: Operands, call: BlockCall, calls: Calls) -> "Adapters":
+    def of(
+        cls, operands: Operands, call: BlockCall, calls: Calls, workspace: Workspace
+    ) -> "Adapters":
         lora = call.lora
         if lora is None:
             return cls(calls, {}, 0.0, {}, {})
         sites = {site.name: site for site in adapter_sites(call.spec, lora)}
-        weights = weight_views(operands["adapters"], adapter_layout(call.spec, lora), call.dtype)
+        weights: dict[str, torch.Tensor] = {}
+        for name, layout in _layouts(call.spec, lora, "adapters", in_parts=call.in_parts).items():
+            weights |= weight_views(operands[name], layout, call.dtype)
         low, before_bytes = {}, 0
         for name, site in sites.items():
             shape = (call.num_tokens, site.low_width)
+            if call.in_parts:
+                low[name] = workspace.take(shape, call.dtype)
+                continue
             low[name] = operands["low"].view(call.dtype, shape, before_bytes)
             before_bytes += low[name].numel() * call.dtype.itemsize
         of_experts = tuple(site.name for site in expert_sites(call.spec, lora))
-        return cls(calls, sites, lora.scale, weights, low, lora.rank, of_experts)
+        return cls(calls, sites, lora.scale, weights, low, lora.rank, of_experts, call.in_parts)
+
+    def write_low_again(self, site: str, x_TI: torch.Tensor) -> None:
+        """Where forward has not left it."""
+        if self.is_again:
+            self.write_low(site, x_TI)
 
     def write_low(self, site: str, x_TI: torch.Tensor) -> None:
         """Forward only; a recompute finds it there."""
@@ -154,10 +171,21 @@ class AdapterGradients:
     ) -> "AdapterGradients":
         if call.lora is None:
             return cls(adapters, {}, "update")
-        flat = operands["adapter_gradients"]
-        layout = adapter_layout(call.spec, call.lora)
-        by_name = gradient_views(flat, layout, attributes, adapters.calls)
-        return cls(adapters, by_name, flat.mode)
+        by_name: dict[str, torch.Tensor] = {}
+        told = _layouts(call.spec, call.lora, "adapter_gradients", in_parts=call.in_parts)
+        for name, layout in told.items():
+            by_name |= gradient_views(operands[name], layout, attributes, adapters.calls)
+        return cls(adapters, by_name, operands["adapter_gradients"].mode)
+
+    def begin(self, sites: frozenset[str]) -> None:
+        """Zero what another kernel of the part adds to: matrices of sites that are not these."""
+        if self.mode != "write":
+            return
+        own = {f"{site}_a" for site in sites}
+        own |= {f"{t}_b" for site in sites & self.adapters.sites.keys()
+                for t in self.adapters.sites[site].adapted}  # fmt: skip
+        for name in sorted(self.by_name.keys() - own):
+            self.adapters.calls.add(self.by_name[name].zero_)
 
     def add(
         self, site: str, d_outputs: Mapping[str, torch.Tensor], x_TI: torch.Tensor,
@@ -171,3 +199,11 @@ class AdapterGradients:
         for name in self.adapters.sites[site].adapted:
             d_out_OT, low = d_outputs[name].t(), self.adapters.low_of(site, name)
             calls.add(add_matmul, self.by_name[f"{name}_b"], d_out_OT, low, self.mode)
+
+
+def _layouts(spec: ModelSpec, lora: Lora, operand: str, *, in_parts: bool) -> dict[str, FlatLayout]:
+    """How the matrices of a block, or of a part and of all parts, lie, by operand."""
+    if not in_parts:
+        return {operand: adapter_layout(spec, lora)}
+    shared = adapter_layout(spec, lora, "shared")
+    return {operand: adapter_layout(spec, lora, "own"), f"shared_{operand}": shared}

@@ -152,11 +152,20 @@ def _input_gradient(
     d_outputs: Mapping[str, torch.Tensor], d_out: torch.Tensor, x_TI: torch.Tensor,
 ) -> None:  # fmt: skip
     """Turn the input of a site into its gradient; add those of the site's adapters before."""
+    write_input_gradient(block, gradients, site, d_outputs, d_out, x_TI, x_TI)
+
+
+def write_input_gradient(  # noqa: PLR0913 - what a site has, and where its input's gradient goes
+    block: BlockOperands, gradients: BlockGradients, site: str,
+    d_outputs: Mapping[str, torch.Tensor], d_out: torch.Tensor, x_TI: torch.Tensor,
+    out_TI: torch.Tensor,
+) -> None:  # fmt: skip
+    """The gradient of a site's input, which may be where that is; its adapters' are added first."""
     weight = block.matrix(f"{site}_proj")
     with block.workspace.frame():
         d_low = block.adapters.write_low_gradient(site, d_outputs, block.workspace)
         gradients.adapters.add(site, d_outputs, x_TI, d_low)
-        block.adapters.input_gradient(site, d_low, d_out, weight, x_TI)
+        block.adapters.input_gradient(site, d_low, d_out, weight, out_TI)
 
 
 def swiglu_backward(
@@ -188,6 +197,7 @@ def swiglu_backward(
             block.calls.add(vector.write_swiglu, block.gate_up, product_TF)
         if needs_product:
             gradients.add_matmul("down_proj", d_hidden, product_TF)
+            block.adapters.write_low_again("down", product_TF)
             gradients.adapters.add("down", d_outputs, product_TF, d_low)
         if room_TF is None:
             block.calls.add(vector.swiglu_backward, block.gate_up, d_gate_up_T2F, None)
@@ -207,6 +217,7 @@ def attention_backward(
     with block.workspace.frame():
         d_outputs, weight = {"o": gradients.d_hidden}, block.matrix("o_proj")
         d_low = block.adapters.write_low_gradient("o", d_outputs, block.workspace)
+        block.adapters.write_low_again("o", block.attention_out)
         gradients.adapters.add("o", d_outputs, block.attention_out, d_low)
         block.adapters.input_gradient("o", d_low, gradients.d_hidden, weight, d_out_TQ)
     write_rotated_q(block, rotated_TQ)
@@ -259,6 +270,7 @@ def qkv_gradients(
     if spec.qk_norm or gradients.needs("qkv_proj", "qkv"):
         norm, eps = block.norm("attention_norm"), block.call.eps_again
         block.calls.add(block.vector.write_normed, norm, normed_TD, eps=eps)
+        block.adapters.write_low_again("qkv", normed_TD)
     d_outputs = {name: d_qkv_TN[:, columns] for name, columns in block.qkv_columns.items()}
     k_TK = None
     if spec.qk_norm:

@@ -14,6 +14,7 @@ from twinstream.models.kernel_costs.attributes import (
     experts_of,
     is_frozen,
     most_packed,
+    ranks_of_experts,
     required_attributes,
     typed_attribute,
 )
@@ -49,7 +50,8 @@ class BlockCall:
 
     It packs at most `most_packed` sequences of any lengths up to `seq_len`, if that is not 0.
     `frozen` weights have no gradient, nor have `frozen_experts`; adapters, if there are any, do.
-    With `in_parts` it is a part of a block, and the spec has the sizes of that.
+    With `in_parts` it is a part of a block, and the spec has the sizes of that. Of `ep` ranks each
+    has some of its experts: rows are sent to them by others than this call.
     """
 
     spec: ModelSpec
@@ -64,6 +66,7 @@ class BlockCall:
     base: BaseFormat = "model"
     experts_base: BaseFormat = "model"
     in_parts: bool = False
+    ep: int = 1
 
     @classmethod
     def from_attributes(cls, attributes: Attributes) -> "BlockCall":
@@ -89,6 +92,7 @@ class BlockCall:
             base=base_format(attributes),
             experts_base=base_format(attributes, "experts_base"),
             in_parts=IN_PARTS in attributes,
+            ep=ranks_of_experts(attributes),
         )
 
     @property
@@ -107,9 +111,8 @@ class BlockCall:
 
     @cached_property
     def layout(self) -> FlatLayout:
-        if self.in_parts:
-            return part_layout(self.spec)
-        return quantized_layout(block_layout(self.spec), self.base)
+        lies = part_layout if self.in_parts else block_layout
+        return quantized_layout(lies(self.spec), self.base)
 
     @property
     def eps_again(self) -> float | None:
@@ -118,7 +121,8 @@ class BlockCall:
 
     @cached_property
     def experts_layout(self) -> FlatLayout | None:
-        if self.spec.experts is None:
+        """None where the call has none of the experts' weights."""
+        if self.spec.experts is None or self.ep > 1:
             return None
         return quantized_layout(experts_layout(self.spec), self.experts_base)
 

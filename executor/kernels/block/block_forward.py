@@ -9,6 +9,7 @@ from twinstream.executor.kernels.attention.registry import attention_implementat
 from twinstream.executor.kernels.block.block_operands import BlockOperands
 from twinstream.executor.kernels.block.experts_forward import (
     RoutedRows,
+    send_rows,
     write_choice,
     write_expert_gate_up,
     write_experts_output,
@@ -23,7 +24,11 @@ from twinstream.models.kernel_costs.attributes import Attributes
 def block_forward(
     operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
 ) -> None:
-    """Write the block's output and all that a backward of any level needs."""
+    """Write the block's output and all that a backward of any level needs.
+
+    Where ranks share experts, it is rows for them that are written, and the output later
+    (`block_combine_forward`).
+    """
     block = BlockOperands.of(operands, attributes, vector, calls)
     spec, adapters = block.call.spec, block.adapters
     with block.workspace.frame():
@@ -36,6 +41,22 @@ def block_forward(
     with block.workspace.frame():
         rows = RoutedRows.take(block) if spec.experts else None
         _write_x_o_and_projections(block, rows, eps=spec.norm_eps)
+        if block.call.ep == 1:
+            _write_output(block, rows)
+
+
+def block_combine_forward(
+    operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
+) -> None:
+    """Write the block's output from what experts on other ranks have made of its rows."""
+    block = BlockOperands.of(operands, attributes, vector, calls)
+    with block.workspace.frame():
+        rows = RoutedRows.take(block)
+        with block.workspace.frame():
+            normed = block.take(block.call.spec.d_model)
+            if rows.shared is not None:
+                calls.add(vector.write_normed, block.norm("ffn_norm"), normed)
+            write_rows(block, rows, normed)
         _write_output(block, rows)
 
 
@@ -94,7 +115,8 @@ def block_recompute_input(
 
 def _rewrite_projections(block: BlockOperands) -> None:
     with block.workspace.frame():
-        rows = RoutedRows.take(block) if block.call.spec.experts else None
+        has_experts = block.call.spec.experts is not None and block.call.ep == 1
+        rows = RoutedRows.take(block) if has_experts else None
         _write_x_o_and_projections(block, rows, eps=None)
 
 
@@ -135,7 +157,7 @@ def _write_x_o_and_projections(
         if is_forward:
             adapters.write_low("o", block.attention_out)
         has_share = adapters.write_shares("o", [("o", block.x_o)])
-        _add_product(block, block.attention_out, "o_proj", block.x_o, has_share=has_share)
+        add_product(block, block.attention_out, "o_proj", block.x_o, has_share=has_share)
         hidden = block.tokens_by_width("hidden")
         norm, write_normed = block.norm("ffn_norm"), block.vector.write_normed
         block.calls.add(write_normed, norm, normed, eps=eps, residual_TD=hidden)
@@ -143,17 +165,18 @@ def _write_x_o_and_projections(
             if is_forward:
                 write_choice(block, normed)
             write_rows(block, rows, normed)
-            write_expert_gate_up(block, rows, normed)
+            use_rows = write_expert_gate_up if block.call.ep == 1 else send_rows
+            use_rows(block, rows, normed)
         if not block.call.dense_width:
             return
         if is_forward:
             adapters.write_low("gate_up", normed)
         outputs = list(block.gate_and_up(block.gate_up).items())
         has_share = adapters.write_shares("gate_up", outputs)
-        _add_product(block, normed, "gate_up_proj", block.gate_up, has_share=has_share)
+        add_product(block, normed, "gate_up_proj", block.gate_up, has_share=has_share)
 
 
-def _add_product(
+def add_product(
     block: BlockOperands, x: torch.Tensor, name: str, out: torch.Tensor, *, has_share: bool
 ) -> None:
     """out (+)= x W^T: added to what adapters have written there, if they have."""
@@ -193,4 +216,5 @@ def rewrite_q(block: BlockOperands) -> None:
         normed = block.take(block.call.spec.d_model)
         norm, eps = block.norm("attention_norm"), block.call.eps_again
         block.calls.add(block.vector.write_normed, norm, normed, eps=eps)
+        block.adapters.write_low_again("qkv", normed)
         write_q(block, normed)

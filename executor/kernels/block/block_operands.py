@@ -4,10 +4,11 @@
 output of attention) and gate_up (gate columns, then up) of the network that all tokens go through.
 A part of a block has those of its own heads in one operand, gate_up in another, and x_o by itself.
 `expert_projections` holds gate_up of every row that goes to an expert, in the order of experts, and
-`routes` where rows go. `kv` holds K after k_norm and RoPE, and V. `sequences` holds where packed
-sequences start, and each token's position in its own. Legend: T tokens of the chunk, C tokens seen
-(context and chunk), D d_model, H query heads, K key heads, Q = H * head_dim, E head_dim, F FFN
-width, S rows that go to experts.
+`routes` where rows go; where ranks share experts, `rows` and `row_weights` hold what is sent to
+them and what comes back, in that order, too. `kv` holds K after k_norm and RoPE, and V. `sequences`
+holds where packed sequences start, and each token's position in its own. Legend: T tokens of the
+chunk, C tokens seen (context and chunk), D d_model, H query heads, K key heads, Q = H * head_dim, E
+head_dim, F FFN width, S rows that go to experts.
 """
 
 from collections.abc import Mapping
@@ -80,7 +81,7 @@ class BlockOperands:
             spec.rope_theta, spec.head_dim, call.seq_len, call.chunk_start, positions,
             spec.rope_scaling,
         )  # fmt: skip
-        adapters = Adapters.of(operands, call, calls)
+        adapters = Adapters.of(operands, call, calls, workspace)
         room, table = None, levels(call.few_bits, workspace.device)
         if call.few_bits != "model":
             layouts = [call.layout] if call.base != "model" else []
@@ -225,6 +226,18 @@ class BlockOperands:
         experts = self.experts
         shape = (self.call.num_tokens * experts.per_token, 2 * experts.d_ff)
         return self.operands["expert_projections"].view(self.call.dtype, shape)
+
+    @property
+    def sent_rows(self) -> torch.Tensor:
+        """[S, D]: rows that go to experts on other ranks, or that come back."""
+        shape = (self.call.num_tokens * self.experts.per_token, self.call.spec.d_model)
+        return self.operands["rows"].view(self.call.dtype, shape)
+
+    @property
+    def sent_weights(self) -> torch.Tensor:
+        """[S], float32: what each row's output counts, or the gradient of that."""
+        count = self.call.num_tokens * self.experts.per_token
+        return self.operands["row_weights"].view(torch.float32, (count,))
 
     @property
     def experts(self) -> Experts:

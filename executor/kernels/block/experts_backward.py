@@ -12,7 +12,7 @@ import torch
 from twinstream.executor.kernels.block.adapters import AdapterGradients
 from twinstream.executor.kernels.block.block_operands import BlockOperands
 from twinstream.executor.kernels.block.experts_forward import RoutedRows, take_rows, write_low
-from twinstream.executor.kernels.experts.permutation import gather_rows
+from twinstream.executor.kernels.experts.permutation import gather_rows, take_row_weights
 from twinstream.executor.kernels.experts.routing import logit_gradients
 from twinstream.executor.kernels.vector.gradients import gradient_views
 from twinstream.models.kernel_costs.attributes import Attributes
@@ -49,13 +49,32 @@ class ExpertsBackward:
     ) -> torch.Tensor:
         """Write the gradient of the normed rows as far as experts make it; return the logits'.
 
+        Where ranks share experts, these have made it of rows that came back.
+
         Returns:
             [T, experts], in the model's dtype; lies in the workspace.
         """
-        block, calls, width = self.block, self.block.calls, self.block.call.spec.d_model
+        block, calls = self.block, self.block.calls
         experts, routes, to = block.experts, block.routes, self.rows.to
         d_logits_TE = block.take(experts.count)
         d_weights_TK = block.workspace.take(routes.weights.shape, torch.float32)
+        if block.call.ep > 1:
+            calls.add(take_row_weights, block.sent_weights, to, d_weights_TK)
+            calls.add(block.vector.add_rows, block.sent_rows, None, to.places, None, d_normed_TD)
+        else:
+            self._through_experts(d_hidden_TD, normed_TD, d_normed_TD, d_weights_TK)
+        calls.add(
+            logit_gradients, normed_TD, block.weights["router"], experts, routes, d_weights_TK,
+            d_logits_TE, block.balance,
+        )  # fmt: skip
+        return d_logits_TE
+
+    def _through_experts(
+        self, d_hidden_TD: torch.Tensor, normed_TD: torch.Tensor, d_normed_TD: torch.Tensor,
+        d_weights_TK: torch.Tensor,
+    ) -> None:  # fmt: skip
+        block, calls, width = self.block, self.block.calls, self.block.call.spec.d_model
+        experts, routes, to = block.experts, block.routes, self.rows.to
         with block.workspace.frame():
             d_gate_up_S2F = take_rows(block, 2 * experts.d_ff)
             x_SD = take_rows(block, width)
@@ -76,11 +95,6 @@ class ExpertsBackward:
             self._add("experts_gate_up", d_gate_up_S2F, x_SD)
             self._input_gradient("experts_gate_up", d_gate_up_S2F, x_SD)
             calls.add(block.vector.add_rows, x_SD, None, to.places, None, d_normed_TD)
-        calls.add(
-            logit_gradients, normed_TD, block.weights["router"], experts, routes, d_weights_TK,
-            d_logits_TE, block.balance,
-        )  # fmt: skip
-        return d_logits_TE
 
     def _needs_input(self, name: str) -> bool:
         return name in self.gradients.by_name or name in self.block.adapters.expert_sites

@@ -1,6 +1,7 @@
 """The routed experts of a block: their forward, and what redoes of it what a plan did not keep.
 
-Legend as in `block_operands`.
+Where ranks share experts, rows are sent to them and come back instead (`shared_experts`). Legend as
+in `block_operands`.
 """
 
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from twinstream.executor.kernels.block.block_operands import BlockOperands
 from twinstream.executor.kernels.experts.permutation import (
     Permutation,
     gather_rows,
+    write_counts,
     write_permutation,
 )
 from twinstream.executor.kernels.experts.routing import choose
@@ -67,15 +69,25 @@ def write_expert_gate_up(block: BlockOperands, rows: RoutedRows, normed_TD: torc
         product(block, rows, "experts_gate_up", x_SD, block.expert_gate_up)
 
 
+def send_rows(block: BlockOperands, rows: RoutedRows, normed_TD: torch.Tensor) -> None:
+    """Rows in the order of experts, and how many each expert gets."""
+    counts_E = block.operands["counts"].view(torch.int32, (block.experts.count,))
+    block.calls.add(gather_rows, normed_TD, rows.to, block.sent_rows)
+    block.calls.add(write_counts, rows.to, counts_E)
+
+
 def write_experts_output(
     block: BlockOperands, rows: RoutedRows, residual_TD: torch.Tensor, out_TD: torch.Tensor
 ) -> None:
     """out = residual + what a token's experts make of it, weighted."""
     with block.workspace.frame():
-        product_SF = take_rows(block, block.experts.d_ff)
-        block.calls.add(block.vector.write_swiglu, block.expert_gate_up, product_SF)
-        y_SD = take_rows(block, block.call.spec.d_model)
-        product(block, rows, "experts_down", product_SF, y_SD)
+        if block.call.ep > 1:
+            y_SD = block.sent_rows
+        else:
+            product_SF = take_rows(block, block.experts.d_ff)
+            block.calls.add(block.vector.write_swiglu, block.expert_gate_up, product_SF)
+            y_SD = take_rows(block, block.call.spec.d_model)
+            product(block, rows, "experts_down", product_SF, y_SD)
         weights = block.routes.weights
         block.calls.add(block.vector.add_rows, y_SD, weights, rows.to.places, residual_TD, out_TD)
 

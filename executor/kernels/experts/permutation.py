@@ -41,6 +41,22 @@ def gather_rows(x_TD: torch.Tensor, to: Permutation, out_SD: torch.Tensor) -> No
     torch.index_select(x_TD, 0, to.tokens, out=out_SD)
 
 
+def write_counts(to: Permutation, out_E: torch.Tensor) -> None:
+    """How many rows each expert has."""
+    out_E.copy_(to.ends)
+    out_E[1:].sub_(to.ends[:-1])
+
+
+def write_row_weights(weights_TK: torch.Tensor, to: Permutation, out_S: torch.Tensor) -> None:
+    """What each permuted row's output counts."""
+    out_S.scatter_(0, to.places, weights_TK.reshape(-1))
+
+
+def take_row_weights(rows_S: torch.Tensor, to: Permutation, out_TK: torch.Tensor) -> None:
+    """The same of each token's experts, from permuted rows."""
+    torch.index_select(rows_S, 0, to.places, out=out_TK.view(-1))
+
+
 def weigh_by_gate(
     d_TF: torch.Tensor, product_TF: torch.Tensor, gate_T1: torch.Tensor, d_logit_T1: torch.Tensor
 ) -> None:

@@ -16,8 +16,10 @@ from twinstream.executor.kernels.block.block_backward import (
     attention_backward,
     qkv_gradients,
     swiglu_backward,
+    write_input_gradient,
 )
 from twinstream.executor.kernels.block.block_forward import (
+    add_product,
     rewrite_q,
     write_attention,
     write_kv,
@@ -44,12 +46,12 @@ def attention_part_forward(
     block = BlockOperands.of(operands, attributes, vector, calls)
     with block.workspace.frame():
         normed = _normed(block, "attention_norm")
+        block.adapters.write_low("qkv", normed)
         write_q(block, normed)
         if "kv" in operands:
             write_kv(block, normed)
     write_attention(block)
-    piece = _piece(block)
-    calls.add(torch.mm, block.attention_out, block.matrix("o_proj").t(), out=piece)
+    _write_piece(block, "o", block.attention_out)
 
 
 def kv_part_forward(
@@ -77,9 +79,9 @@ def mlp_part_forward(
     block = BlockOperands.of(operands, attributes, vector, calls)
     _write_gate_up(block)
     with block.workspace.frame():
-        product, piece = block.take(block.call.spec.d_ff), _piece(block)
+        product = block.take(block.call.spec.d_ff)
         calls.add(vector.write_swiglu, block.gate_up, product)
-        calls.add(torch.mm, product, block.matrix("down_proj").t(), out=piece)
+        _write_piece(block, "down", product)
 
 
 def mlp_part_recompute(
@@ -97,12 +99,12 @@ def attention_part_backward(
     spec = block.call.spec
     piece, heads = _piece(block), _head_norms(block)
     gradients = _PartGradients.of_part(block, attributes, _ATTENTION, heads)
+    gradients.adapters.begin(frozenset({"qkv", "o"}))
     d_qkv_TN = block.take(spec.d_q + 2 * spec.d_kv)
     with block.workspace.frame():
         attention_backward(block, gradients, *block.q_and_kv(d_qkv_TN))
     with block.workspace.frame():
-        qkv_gradients(block, gradients, d_qkv_TN)
-    calls.add(torch.mm, d_qkv_TN, block.matrix("qkv_proj"), out=piece)
+        _qkv_backward(block, gradients, d_qkv_TN, piece)
 
 
 def context_part_backward(
@@ -135,8 +137,15 @@ def qkv_part_backward(
     calls.add(d_q_TQ.copy_, operands["d_q"].view(block.call.dtype, (tokens, spec.d_q)))
     calls.add(d_kv_T2KE.copy_, sums)
     with block.workspace.frame():
-        qkv_gradients(block, gradients, d_qkv_TN)
-    calls.add(torch.mm, d_qkv_TN, block.matrix("qkv_proj"), out=piece)
+        _qkv_backward(block, gradients, d_qkv_TN, piece)
+
+
+def _qkv_backward(
+    block: BlockOperands, gradients: BlockGradients, d_qkv_TN: torch.Tensor, piece: torch.Tensor
+) -> None:
+    normed = qkv_gradients(block, gradients, d_qkv_TN)
+    d_outputs = {name: d_qkv_TN[:, columns] for name, columns in block.qkv_columns.items()}
+    write_input_gradient(block, gradients, "qkv", d_outputs, d_qkv_TN, normed, piece)
 
 
 def mlp_part_backward(
@@ -145,11 +154,18 @@ def mlp_part_backward(
     """The same of the feed-forward network."""
     block = BlockOperands.of(operands, attributes, vector, calls)
     piece, gradients = _piece(block), _PartGradients.of_part(block, attributes, _MLP, {})
+    gradients.adapters.begin(frozenset({"gate_up", "down"}))
     d_gate_up_T2F = block.take(2 * block.call.spec.d_ff)
     swiglu_backward(block, gradients, d_gate_up_T2F, None)
     with block.workspace.frame():
-        gradients.add_matmul("gate_up_proj", d_gate_up_T2F, _normed(block, "ffn_norm"))
-    calls.add(torch.mm, d_gate_up_T2F, block.matrix("gate_up_proj"), out=piece)
+        normed = block.take(block.call.spec.d_model)
+        if gradients.needs("gate_up_proj", "gate_up"):
+            norm, eps = block.norm("ffn_norm"), block.call.eps_again
+            calls.add(vector.write_normed, norm, normed, eps=eps)
+            block.adapters.write_low_again("gate_up", normed)
+        gradients.add_matmul("gate_up_proj", d_gate_up_T2F, normed)
+        d_outputs = block.gate_and_up(d_gate_up_T2F)
+        write_input_gradient(block, gradients, "gate_up", d_outputs, d_gate_up_T2F, normed, piece)
 
 
 @dataclass(frozen=True)
@@ -164,14 +180,16 @@ class _PartGradients(BlockGradients):
         heads: Mapping[str, torch.Tensor], d_hidden: torch.Tensor | None = None,
     ) -> "_PartGradients":  # fmt: skip
         """Of the weights whose gradients are `made` here; those of others begin at zero."""
+        adapters = AdapterGradients.of(block.adapters, block.operands, block.call, attributes)
+        if d_hidden is None:
+            d_hidden = block.tokens_by_width("d_hidden")
+        if block.call.frozen:
+            return cls({}, "update", adapters, d_hidden)
         flat = block.operands["gradients"]
         by_name = gradient_views(flat, block.call.layout, attributes, block.calls)
         if flat.mode == "write":  # another kernel adds its own
             for name in sorted(by_name.keys() - made):
                 block.calls.add(by_name[name].zero_)
-        adapters = AdapterGradients.of(block.adapters, block.operands, block.call, attributes)
-        if d_hidden is None:
-            d_hidden = block.tokens_by_width("d_hidden")
         return cls(by_name, flat.mode, adapters, d_hidden, heads)
 
     def vector(self, name: str) -> VectorGradient | None:
@@ -183,7 +201,18 @@ class _PartGradients(BlockGradients):
 def _write_gate_up(block: BlockOperands) -> None:
     with block.workspace.frame():
         normed = _normed(block, "ffn_norm")
-        block.calls.add(torch.mm, normed, block.matrix("gate_up_proj").t(), out=block.gate_up)
+        block.adapters.write_low("gate_up", normed)
+        outputs = list(block.gate_and_up(block.gate_up).items())
+        has_share = block.adapters.write_shares("gate_up", outputs)
+        add_product(block, normed, "gate_up_proj", block.gate_up, has_share=has_share)
+
+
+def _write_piece(block: BlockOperands, site: str, x_TI: torch.Tensor) -> None:
+    """A part's share of the output of a projection whose input is in parts."""
+    piece = _piece(block)
+    block.adapters.write_low(site, x_TI)
+    has_share = block.adapters.write_shares(site, [(site, piece)])
+    add_product(block, x_TI, f"{site}_proj", piece, has_share=has_share)
 
 
 def _normed(block: BlockOperands, name: str) -> torch.Tensor:

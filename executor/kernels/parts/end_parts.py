@@ -82,7 +82,8 @@ def parts_loss(operands: Operands, attributes: Attributes, vector: VectorOps, ca
 def head_part_backward(
     operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
 ) -> None:
-    """Add the gradient of the part's rows; write its piece of the normed rows' gradient."""
+    """Add the gradient of the part's rows, unless they are frozen; write its piece of the normed
+    rows' gradient."""
     head = _HeadPart.of(operands, attributes)
     end, output = head.end, operands["output"]
     piece_TD = output.view(end.dtype, (end.num_tokens, end.d_model))
@@ -90,16 +91,18 @@ def head_part_backward(
         calls.add(behind.zero_)
     lse_T = operands["lse"].view(torch.float32, (end.num_tokens,))
     scale = StepState(operands["step_state"].bytes).loss_scale
-    gradients = operands["gradients"]
-    gradient_VD, mode = gradients.view(gradient_dtype(attributes), end.shape), gradients.mode
-    if mode == "write":  # padding of shards
-        calls.add(gradients.bytes[gradient_VD.nbytes :].zero_)
+    gradient_VD, mode = None, "update"
+    if (gradients := operands.get("gradients")) is not None:
+        gradient_VD, mode = gradients.view(gradient_dtype(attributes), end.shape), gradients.mode
+        if mode == "write":  # padding of shards
+            calls.add(gradients.bytes[gradient_VD.nbytes :].zero_)
     for rows, normed_RD, logits_RV in head.slices(vector, calls):
         labels_R = end.tokens[1][rows]
         told = (lse_T[rows], scale, head.block)
         calls.add(_turn_into_gradients, logits_RV, labels_R, end.first_row, *told)
         calls.add(torch.mm, logits_RV, head.weight, out=piece_TD[rows])
-        calls.add(add_matmul, gradient_VD, logits_RV.t(), normed_RD, mode)
+        if gradient_VD is not None:
+            calls.add(add_matmul, gradient_VD, logits_RV.t(), normed_RD, mode)
         mode = "update"
 
 

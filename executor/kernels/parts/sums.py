@@ -31,7 +31,7 @@ def add_parts(operands: Operands, attributes: Attributes, vector: VectorOps, cal
     pieces_NTD, _ = _pieces(operands, attributes)
     shape, dtype = pieces_NTD.shape[1:], pieces_NTD.dtype
     residual = operands["hidden"].view(dtype, tuple(shape)) if "hidden" in operands else None
-    calls.add(_write_sum, pieces_NTD, residual, operands["output"].view(dtype, tuple(shape)))
+    calls.add(write_sum, pieces_NTD, residual, operands["output"].view(dtype, tuple(shape)))
 
 
 def norm_parts_backward(
@@ -52,7 +52,7 @@ def norm_parts_backward(
     weight = weight_views(operands["parameters"], layout, dtype)[name]
     norm = RmsNorm(x_TD, rstd_T, weight)
     calls.add(vector.write_normed, norm, total_TD, eps=eps)  # for its rstd
-    calls.add(_write_sum, pieces_NTD, None, total_TD)
+    calls.add(write_sum, pieces_NTD, None, total_TD)
     d_weight = None
     if (flat := operands.get("gradients")) is not None:
         gradients = gradient_views(flat, layout, attributes, calls)
@@ -94,9 +94,10 @@ def _norms(name: str, attributes: Attributes) -> FlatLayout:
     return packed_layout(shapes, dtype.itemsize)
 
 
-def _write_sum(
+def write_sum(
     pieces_NTD: torch.Tensor, residual_TD: torch.Tensor | None, out_TD: torch.Tensor
 ) -> None:
+    """out = the sum of pieces, in their order, and of what they are added to; rounded once."""
     for rows in row_blocks(*out_TD.shape):
         total = float32_copy(pieces_NTD[0, rows])
         for piece_TD in pieces_NTD[1:]:

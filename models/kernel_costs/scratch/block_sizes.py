@@ -11,6 +11,7 @@ from twinstream.models.kernel_costs.attributes import (
     experts_of,
     is_frozen,
     most_packed,
+    ranks_of_experts,
     typed_attribute,
 )
 from twinstream.models.layout import aligned
@@ -38,6 +39,7 @@ class BlockSizes:
     experts: Experts | None
     expert_rank: int  # of adapters of experts; 0 without any
     qk_norm_rows: bool
+    ep: int  # ranks that share the experts
 
     @property
     def room(self) -> int:
@@ -102,6 +104,7 @@ def block_sizes(attributes: Attributes) -> BlockSizes:
         experts=experts,
         expert_rank=lora.rank if lora is not None and adapts_experts else 0,
         qk_norm_rows=bool(attributes.get("qk_norm_rows", False)),
+        ep=ranks_of_experts(attributes),
     )
 
 

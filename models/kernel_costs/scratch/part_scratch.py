@@ -51,7 +51,8 @@ def _attention_backward(attributes: Attributes, *, sums: bool) -> int:
 def _context_backward(attributes: Attributes) -> int:
     """The gradient of attention's output, rotated Q, and attention's own."""
     block = block_sizes(attributes)
-    return _rstd(block) + 2 * _width(block, block.q) + block.attention_scratch("backward")
+    scratch = max(block.attention_scratch("backward"), block.low("o"))
+    return _rstd(block) + 2 * _width(block, block.q) + scratch
 
 
 def _qkv_backward(attributes: Attributes, *, sums: bool) -> int:
@@ -63,15 +64,22 @@ def _qkv_backward(attributes: Attributes, *, sums: bool) -> int:
         widths.append(block.attention_shape.head_dim)
     if block.qkv_bias:
         widths.append(block.q + 2 * block.k)
+    sums = sums and not block.frozen
     beside = max(partial_sum_bytes(block.tokens, width) for width in widths) if sums else 0
-    return _rstd(block) + _width(block, block.q + 2 * block.k) + normed + beside
+    low = max(beside, block.low("qkv"))
+    return _rstd(block) + _width(block, block.q + 2 * block.k) + normed + low
 
 
 def _mlp_backward(attributes: Attributes, *, sums: bool) -> int:
     """Gradients of gate and up; the product, where a pass makes both, or normed rows."""
     block = block_sizes(attributes)
-    product = _width(block, block.f) if sums else 0
-    return _rstd(block) + _width(block, 2 * block.f) + max(product, block.normed)
+    needs_product = sums and (not block.frozen or block.low("down") > 0)
+    product = (_width(block, block.f) if needs_product else 0) + block.low("down")
+    return (
+        _rstd(block)
+        + _width(block, 2 * block.f)
+        + max(product, block.normed + block.low("gate_up"))
+    )
 
 
 def _norm_backward(attributes: Attributes, *, sums: bool) -> int:
@@ -102,7 +110,10 @@ def _head(attributes: Attributes) -> int:
 
 
 def _rstd(block: BlockSizes) -> int:
-    return float32_bytes(2 * block.tokens)
+    """Reciprocals of norms; x A^T of all adapters, which no kernel keeps for another; and room for
+    a matrix that is made anew from codes."""
+    low = sum(map(block.low, block.low_widths))
+    return float32_bytes(2 * block.tokens) + low + block.room
 
 
 def _width(block: BlockSizes, width: int) -> int:

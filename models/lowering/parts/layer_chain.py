@@ -29,8 +29,8 @@ class SavedActivations:
     Of a chunk's first layer the input is not among them: it is the chunk's.
     """
 
-    def __init__(self, builder: StageBuilder, job: Job, parts: LayerParts) -> None:
-        self._b, self._dtype, self._parts = builder, job.dtype, parts
+    def __init__(self, builder: StageBuilder, job: Job, parts: LayerParts, kind: str) -> None:
+        self._b, self._dtype, self._parts, self._kind = builder, job.dtype, parts, kind
         self._held: dict[tuple[int, str, int], Buffer] = {}
 
     def keep(self, layer: int, part: Part, j: int, *, first: bool) -> list[Use]:
@@ -41,7 +41,7 @@ class SavedActivations:
             size -= self._parts.input_bytes
         if size <= 0:
             return []
-        pool = f"saved.{part.name}" + (".first" if without_input else "")
+        pool = f"saved.{part.name}{self._kind}" + (".first" if without_input else "")
         held = self._b.allocate(pool, size, "activation", self._dtype)
         self._held[layer, part.name, j] = held
         return [(f"saved.{layer}.{part.name}", held, "write")]
@@ -69,13 +69,14 @@ class SavedActivations:
 
 
 class LayerEmitter:
-    """What emits the tasks of layers has."""
+    """What emits the tasks of layers of a kind has; `kind` is part of the names of their calls."""
 
     def __init__(
-        self, builder: StageBuilder, job: Job, parts: LayerParts, weights: StageWeights
+        self, builder: StageBuilder, job: Job, parts: LayerParts, weights: StageWeights, kind: str
     ) -> None:
         self._b, self._job, self._parts, self._weights = builder, job, parts, weights
-        self._kept = SavedActivations(builder, job, parts)
+        self._kind = kind
+        self._kept = SavedActivations(builder, job, parts, kind)
         self._zero_bubble = job.layout.pipeline == "zero_bubble"
 
 
@@ -83,9 +84,9 @@ class LayerChain(LayerEmitter):
     """Emits the elements of a layer one after the other; weights' gradients run beside them."""
 
     def __init__(
-        self, builder: StageBuilder, job: Job, parts: LayerParts, weights: StageWeights
+        self, builder: StageBuilder, job: Job, parts: LayerParts, weights: StageWeights, kind: str
     ) -> None:
-        super().__init__(builder, job, parts, weights)
+        super().__init__(builder, job, parts, weights, kind)
         self._deferred: dict[tuple[int, str, int], Buffer] = {}
         self._again: dict[tuple[int, int], dict[str, Buffer]] = {}
         self._out, self._back = _stops(job, parts, "forward"), _stops(job, parts, "backward")
@@ -167,7 +168,7 @@ class LayerChain(LayerEmitter):
             works = element.work.forward
             label = self._b.label(f"{element.name}_forward", layer, round_=j, phase=phase)
             name = f"forward.{element.name}"
-            self._b.compute(f"{name}.{tag}", name, works, uses, label)
+            self._b.compute(f"{name}.{tag}", name + self._kind, works, uses, label)
 
     def _backward(
         self, layer: int, part: Part, element: LayerCompute | Ring,
@@ -181,14 +182,15 @@ class LayerChain(LayerEmitter):
             return
         uses.append(self._weights.read(f"{layer}{element.suffix}"))
         if self._zero_bubble and (size := element.gradient_bytes):
-            pool = f"put_off.{element.name}"
+            pool = f"put_off.{element.name}{self._kind}"
             put = self._b.allocate(pool, size, "activation", self._job.dtype)
             self._deferred[layer, element.name, j] = put
             uses.append(("put_off", put, "write"))
         gathered = None if self._zero_bubble else self._gather_again(layer, part, element, kept, j)
         name = f"backward.{element.name}"
         label = self._b.label(f"{element.name}_backward", layer, round_=j)
-        self._b.compute(f"{name}.{layer}.{j}", name, element.work.backward_input, uses, label)
+        works, call = element.work.backward_input, name + self._kind
+        self._b.compute(f"{name}.{layer}.{j}", call, works, uses, label)
         if not self._zero_bubble:
             self._weight(layer, element, [("d_output", current, "read"), *kept], gathered, j)
 
@@ -205,7 +207,7 @@ class LayerChain(LayerEmitter):
         made: list[Use] = [uses[0], ("kv", block, "write")]
         label = b.label("kv", layer, round_=j, phase=phase)
         b.compute(f"kv.{tag}", "kv", (), made, label)
-        (name, out, _), call = uses[1], "core.b" if backward else "core.f"
+        (name, out, _), call = uses[1], ("core.b" if backward else "core.f") + self._kind
         for step in range(ring.num_steps):
             after = None
             if step + 1 < ring.num_steps:
@@ -230,9 +232,11 @@ class LayerChain(LayerEmitter):
         """What a column-parallel product read, gathered once more for its weights' gradient."""
         if not (part.gathered_bytes and element.name in _COLUMN_PARALLEL and kept):
             return None
-        b, tag = self._b, f"{element.name}.{layer}.{j}"
-        gathered = b.allocate("gathered_again", part.gathered_bytes, "activation", self._job.dtype)
-        given = b.allocate("gathered_part", self._parts.input_bytes, "activation", self._job.dtype)
+        b, tag, size = self._b, f"{element.name}.{layer}.{j}", part.gathered_bytes
+        dtype, own = self._job.dtype, size // self._job.layout.tp
+        pool = "" if own == self._parts.input_bytes else f".{part.name}"
+        gathered = b.allocate(f"gathered_again{pool}", size, "activation", dtype)
+        given = b.allocate(f"gathered_part{pool}", own, "activation", dtype)
         told: list[Use] = [kept[0], ("part", given, "write")]
         b.compute(f"part.{tag}", "part", (), told, b.label("part", layer, round_=j))
         uses: list[Use] = [("part", given, "read"), ("hidden", gathered, "write")]
@@ -252,7 +256,7 @@ class LayerChain(LayerEmitter):
             name = f"weight.{element.name}"
             label = self._b.label(f"{element.name}_weight", layer, round_=j)
             works = element.work.backward_weight
-            self._b.compute(f"{name}.{layer}.{j}", name, works, uses, label)
+            self._b.compute(f"{name}.{layer}.{j}", name + self._kind, works, uses, label)
         if gathered is not None:
             self._b.free(gathered)
 
@@ -261,7 +265,7 @@ class LayerChain(LayerEmitter):
     ) -> list[Use]:
         if not again:
             return self._kept.keep(layer, part, j, first=first)
-        pool = f"again.{part.name}"
+        pool = f"again.{part.name}{self._kind}"
         made[part.name] = self._b.allocate(pool, part.full_bytes, "activation", self._job.dtype)
         return [(pool, made[part.name], "write")]
 

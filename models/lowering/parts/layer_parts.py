@@ -140,16 +140,22 @@ def whole(job: Job) -> int:
     return hidden_bytes(job.work)
 
 
-def around(job: Job, elements: Sequence[Element]) -> tuple[Element, ...]:
-    """A column-parallel product and a row-parallel one, with what tensor parallelism says."""
+def around(job: Job, elements: Sequence[Element], width: int | None = None) -> tuple[Element, ...]:
+    """A column-parallel product and a row-parallel one, with what tensor parallelism says.
+
+    Args:
+        width: columns that the first reads; None: the model's.
+    """
     if job.layout.tp == 1:
         return tuple(elements)
+    d = job.shape.d_model
     full, kept = whole(job), stored_hidden_bytes(job.work)
+    read, own = full * (width or d) // d, kept * (width or d) // d
     if job.layout.sequence_parallel:
-        before = CollectiveElement("tp", "all_gather", "reduce_scatter", full, kept)
+        before = CollectiveElement("tp", "all_gather", "reduce_scatter", read, own)
         after = CollectiveElement("tp", "reduce_scatter", "all_gather", kept, full)
     else:
-        before = CollectiveElement("tp", None, "all_reduce", full, full)
+        before = CollectiveElement("tp", None, "all_reduce", read, read)
         after = CollectiveElement("tp", "all_reduce", None, full, full)
     return (before, *elements, after)
 
@@ -158,7 +164,8 @@ def _part(job: Job, name: Literal["attention", "mlp"], elements: tuple[Element, 
     work, recompute = job.work, job.layout.recompute
     saved = sum(one.size_bytes for one in saved_tensors(work, name, recompute))
     full = sum(one.size_bytes for one in saved_tensors(work, name, "none"))
-    gathered = whole(job) if work.sequence_parallel else 0
+    columns = work.d_columns if name == "attention" else job.shape.d_model
+    gathered = whole(job) * columns // job.shape.d_model if work.sequence_parallel else 0
     return Part(name, elements, saved, full, gathered)
 
 
@@ -166,21 +173,25 @@ def _attention(job: Job) -> tuple[Element, ...]:
     work, cp = job.work, job.layout.cp
     selective = job.layout.recompute in ("selective", "mlp")
     again = work.core_attention_again() if selective else ()
+    latents = work.latents()
+    ahead = [LayerCompute("latents", latents, work.local_tokens * work.d_columns * work.itemsize)]
+    ahead = ahead if latents.forward else []
     if cp == 1:
         whole_part = work.attention()
         size = _gradient_bytes(job, work.tokens, work.d_qkv + job.shape.d_model)
-        return around(job, [LayerCompute("attention", _repeating(whole_part, again), size)])
+        computed = LayerCompute("attention", _repeating(whole_part, again), size)
+        return (*ahead, *around(job, [computed], work.d_columns))
     (step, *_) = work.core_attention_steps()
     repeated = step.forward if again else ()
     ring = Ring(
         "core", PartWork(step.forward, (*repeated, *step.backward)), cp,
-        2 * work.tokens * work.d_kv * work.itemsize,
+        work.tokens * (work.d_kv + work.d_v) * work.itemsize,
     )  # fmt: skip
     before = LayerCompute("attention_before", work.attention_before_core(),
                      _gradient_bytes(job, work.tokens, work.d_qkv))  # fmt: skip
     after = LayerCompute("attention_after", work.attention_after_core(),
                     _gradient_bytes(job, work.tokens, job.shape.d_model))  # fmt: skip
-    return around(job, [before, ring, after])
+    return (*ahead, *around(job, [before, ring, after], work.d_columns))
 
 
 def _repeating(part: PartWork, again: tuple[Work, ...]) -> PartWork:

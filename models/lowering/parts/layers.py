@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Literal
 
 from twinstream.models.layouts.job import Job
@@ -20,14 +21,20 @@ class LayerOps:
         self, builder: StageBuilder, job: Job, weights: StageWeights, *, folded: bool = False
     ) -> None:
         self._b, self._job, self._weights = builder, job, weights
-        self._parts: LayerParts = layer_parts(job)
-        if folded:
-            self._parts = replace(self._parts, plain=True)
-        kind = PlainLayers if self._parts.plain else LayerChain
-        self._emitter: PlainLayers | LayerChain = kind(builder, job, self._parts, weights)
+        self._parts: dict[int, LayerParts] = {}
+        self._emitters: dict[int, PlainLayers | LayerChain] = {}
+        for kind in sorted(set(map(job.shape.kind_of, range(job.shape.num_layers)))):
+            own = job.of_kind(kind)
+            parts = self._parts[kind] = layer_parts(own)
+            if folded:
+                parts = self._parts[kind] = replace(parts, plain=True)
+            made = PlainLayers if parts.plain else LayerChain
+            self._emitters[kind] = made(builder, own, parts, weights, kind_name(kind))
+        first = next(iter(self._parts.values()))  # kinds are alike in what is asked of it
         self._zero_bubble = job.layout.pipeline == "zero_bubble"
         scattered = job.layout.zero >= 2  # so that few layers' gradients are whole at a time
-        self.alone = not self._parts.plain or scattered or job.layout.offload
+        self.alone = not first.plain or scattered or job.layout.offload
+        self._input_bytes = first.input_bytes
 
     def forward(
         self, span: range, chunk: int, j: int, source: Buffer, target: Buffer, *, fine: bool
@@ -35,8 +42,9 @@ class LayerOps:
         """Go from a chunk's input to its output; what backward needs stays."""
         if not span:
             self._pass_on(f"forward.none{chunk}.{j}", source, target, "layer_forward", j)
-        for unit, given, out in self._walk(_units(span, fine), f"f{chunk}.{j}", source, target):
-            self._emitter.forward(unit, j, given, out, first=unit[0] == span[0])
+        units = self._units(span, fine=fine)
+        for unit, given, out in self._walk(units, f"f{chunk}.{j}", source, target):
+            self._emitter(unit).forward(unit, j, given, out, first=unit[0] == span[0])
 
     def backward(
         self, span: range, chunk: int, j: int, ends: Ends, *, fine: bool, last: bool
@@ -45,9 +53,9 @@ class LayerOps:
         entered, gradient, target = ends
         if not span:
             self._pass_on(f"backward.none{chunk}.{j}", gradient, target, "layer_backward", j)
-        units = _units(span, fine)[::-1]
+        units = self._units(span, fine=fine)[::-1]
         for unit, given, out in self._walk(units, f"b{chunk}.{j}", gradient, target):
-            self._emitter.backward(unit, j, (entered, given, out), first=unit[0] == span[0])
+            self._emitter(unit).backward(unit, j, (entered, given, out), first=unit[0] == span[0])
             if not self._zero_bubble:
                 self._after_backward(unit, f"{chunk}.{j}", last=last)
 
@@ -55,9 +63,18 @@ class LayerOps:
         self, span: range, chunk: int, j: int, entered: Buffer, *, fine: bool, last: bool
     ) -> None:
         """Make the gradients of weights that backward has put off."""
-        for unit in _units(span, fine)[::-1]:
-            self._emitter.weight(unit, j, entered)
+        for unit in self._units(span, fine=fine)[::-1]:
+            self._emitter(unit).weight(unit, j, entered)
             self._after_backward(unit, f"{chunk}.{j}", last=last)
+
+    def _emitter(self, unit: Sequence[int]) -> "PlainLayers | LayerChain":
+        return self._emitters[self._job.shape.kind_of(unit[0])]
+
+    def _units(self, span: range, *, fine: bool) -> list[tuple[int, ...]]:
+        """Layers that have ops together: all that follow one another and are of a kind."""
+        if fine or not span:
+            return [(layer,) for layer in span]
+        return [tuple(unit) for _, unit in groupby(span, self._job.shape.kind_of)]
 
     def _walk(
         self, units: Sequence[tuple[int, ...]], tag: str, source: Buffer, target: Buffer
@@ -70,7 +87,7 @@ class LayerOps:
                 weights.gather(weights.of(gathered), tag)
             out = target
             if ahead:
-                size, dtype = self._parts.input_bytes, self._job.dtype
+                size, dtype = self._input_bytes, self._job.dtype
                 out = self._b.allocate("stream", size, "activation", dtype)
             yield unit, source, out
             if number:
@@ -85,10 +102,13 @@ class LayerOps:
 
     def versions_made(self, span: range, phase: Literal["forward", "backward"]) -> int:
         """Of what a chunk leaves: one, or two where the last op is a sum over tp in its place."""
-        parts = self._parts.parts
+        if not span:
+            return 1
+        layer = span[-1] if phase == "forward" else span[0]
+        parts = self._parts[self._job.shape.kind_of(layer)].parts
         end = parts[-1].elements[-1] if phase == "forward" else parts[0].elements[0]
         summed = isinstance(end, CollectiveElement) and getattr(end, phase) == "all_reduce"
-        return 2 if span and summed else 1
+        return 2 if summed else 1
 
     def _pass_on(self, op_id: str, source: Buffer, target: Buffer, kind: str, j: int) -> None:
         """All that a chunk without layers does."""
@@ -100,9 +120,9 @@ class PlainLayers(LayerEmitter):
     """Emits one op for the forward, and one for the backward, of layers that follow one another."""
 
     def __init__(
-        self, builder: StageBuilder, job: Job, parts: LayerParts, weights: StageWeights
+        self, builder: StageBuilder, job: Job, parts: LayerParts, weights: StageWeights, kind: str
     ) -> None:
-        super().__init__(builder, job, parts, weights)
+        super().__init__(builder, job, parts, weights, kind)
         self._deferred: dict[tuple[int, int], Buffer] = {}
 
     def forward(
@@ -123,7 +143,8 @@ class PlainLayers(LayerEmitter):
             uses.append(("entered", entered, "read"))
         again = None
         if self._parts.full_recompute and not self._zero_bubble:
-            again = self._b.allocate("again", self._parts.full_bytes, "activation", self._job.dtype)
+            size, dtype = self._parts.full_bytes, self._job.dtype
+            again = self._b.allocate(f"again{self._kind}", size, "activation", dtype)
             uses.append(("again", again, "write"))
         for layer in unit:
             names = self._weights.of([layer])
@@ -160,7 +181,7 @@ class PlainLayers(LayerEmitter):
         size = self._parts.gradient_bytes
         if self._parts.full_recompute:
             size += self._parts.full_bytes
-        held = self._b.allocate("put_off.all", size, "activation", self._job.dtype)
+        held = self._b.allocate(f"put_off.all{self._kind}", size, "activation", self._job.dtype)
         self._deferred[layer, j] = held
         return (f"put_off.{layer}", held, "write")
 
@@ -175,13 +196,13 @@ class PlainLayers(LayerEmitter):
         uses: list[Use],
     ) -> None:  # fmt: skip
         """One call for as many layers, whichever they are."""
-        call = f"{name}.{len(unit)}"
+        call = f"{name}{self._kind}.{len(unit)}"
         if call not in self._b.calls and len(unit) > 1:
             works = tuple(times(work, len(unit)) for work in works)
         label = self._b.label(kind, unit[0], round_=j)
         self._b.compute(f"{name}.{unit[0]}.{j}", call, works, uses, label)
 
 
-def _units(span: range, fine: bool) -> list[tuple[int, ...]]:
-    """Layers that have ops together."""
-    return [(layer,) for layer in span] if fine or not span else [tuple(span)]
+def kind_name(kind: int) -> str:
+    """What the names of calls of a kind of layers have: nothing where all layers are alike."""
+    return f"#{kind}" if kind else ""

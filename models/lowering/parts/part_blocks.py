@@ -7,6 +7,7 @@ that are priced and not run here (Megatron's) have their tasks from here, too.
 from collections.abc import Sequence
 from dataclasses import replace
 
+from twinstream.models.layout import EXPERTS
 from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import stages_of
 from twinstream.models.layouts.saved import head_peak_bytes, stored_hidden_bytes
@@ -20,7 +21,7 @@ from twinstream.models.lowering.parts.groups import (
     mesh_of,
 )
 from twinstream.models.lowering.parts.layer_parts import whole
-from twinstream.models.lowering.parts.layers import LayerOps
+from twinstream.models.lowering.parts.layers import LayerOps, kind_name
 from twinstream.models.lowering.parts.weights import StageWeights
 from twinstream.models.lowering.stage import run_stage
 from twinstream.models.lowering.stage_cut import StageCut, stage_cut
@@ -70,13 +71,19 @@ class PartBlocks:
 
     def _groups(self) -> dict[str, Group]:
         found: dict[str, Group] = {}
-        own, *experts = groups_of_layer(self.job)
+        job, usual = self.job, {one.name: one for one in groups_of_layer(self.job)}
+        owned: dict[int, tuple[Group, ...]] = {}
         if self.cut.first:
             found["embedding"] = embedding_group(self.job)
         for span in self.cut.spans:
             for layer in span:
-                found[str(layer)] = replace(own, layer=layer)
-                found |= {f"{layer}.experts": replace(group, layer=layer) for group in experts}
+                kind = job.shape.kind_of(layer)
+                if kind not in owned:
+                    owned[kind] = groups_of_layer(job.of_kind(kind))
+                for own, suffix in zip(owned[kind], ("", EXPERTS), strict=False):
+                    is_usual = own.num_parameters == usual[own.name].num_parameters
+                    name = own.name if is_usual else own.name + kind_name(kind)  # own sizes
+                    found[f"{layer}{suffix}"] = replace(own, layer=layer, name=name)
         if self.cut.last:
             found["head"] = head_group(self.job)
         return found

@@ -4,10 +4,9 @@ import zlib
 
 from twinstream.models.kernel_costs.work import gradient_norm_work
 from twinstream.models.layout import PART, whole_group
-from twinstream.models.lowering.chain_builder import CollectiveCall
-from twinstream.models.lowering.declarations import OptimizerPart
-from twinstream.models.lowering.optimizer_tasks import by_rank
-from twinstream.models.lowering.parts.part_shapes import SQUARES, PartShapes
+from twinstream.models.lowering.chain_builder import CollectiveCall, by_rank
+from twinstream.models.lowering.declarations import GRADIENT_PIECES, OptimizerPart
+from twinstream.models.lowering.parts.part_shapes import SQUARES, PartShapes, is_of_all_parts
 from twinstream.models.lowering.stage_optimizer import StageOptimizer
 from twinstream.schedule.ops import Attribute
 
@@ -15,11 +14,34 @@ from twinstream.schedule.ops import Attribute
 class PartOptimizer(StageOptimizer):
     """Each part is updated by itself, by the random numbers of its place among all parts.
 
-    Norms are replicated: every rank has their whole gradient, and makes the same update. Squares of
+    Norms are replicated: every rank has their whole gradient, and makes the same update; so are
+    adapters that all parts read, whose gradient is a sum over parts. Squares of
     all parts of a group are one number of the norm, added up in the order of the parts.
     """
 
     shapes: PartShapes
+
+    def _complete(self, group: str) -> None:
+        """Add up what all parts have made of the gradient of adapters that they share."""
+        if is_of_all_parts(group) and self.shapes.spec.parts > 1:
+            self._add_up_shared(group)
+        super()._complete(group)
+
+    def _add_up_shared(self, group: str) -> None:
+        builder, label = self.builder, self._label("reduce_gradients", group)
+        tensor = f"{GRADIENT_PIECES}.{group}"
+        if not self.shapes.sums_in_order:
+            said = CollectiveCall("all_reduce", ("tp",), "tp.norm")
+            builder.communicate(
+                f"reduce.parts.{group}", said, [self._gradient(group, "update")], label
+            )
+            return
+        if self._cut.layout.tp > 1:
+            operands = [builder.read("own", tensor), builder.write("all", f"all_{tensor}")]
+            said = CollectiveCall("all_gather", ("tp",), "tp.norm")
+            builder.communicate(f"gather.parts.{group}", said, operands, label)
+            tensor = f"all_{tensor}"
+        self._sum_pieces(group, self.shapes.spec.parts, tensor)
 
     def _sum_squares(self, group: str) -> None:
         super()._sum_squares(group)

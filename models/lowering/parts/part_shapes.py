@@ -5,9 +5,10 @@ from typing import NamedTuple
 
 from twinstream.models.decoders.parted import PartedSpec
 from twinstream.models.decoders.spec import ITEMSIZE_BYTES
-from twinstream.models.layout import EMBEDDING, HEAD, PART, aligned, whole_group
+from twinstream.models.layout import ADAPTERS, EMBEDDING, HEAD, PART, aligned, whole_group
 from twinstream.models.lowering.chain_builder import ChainBuilder
 from twinstream.models.lowering.declarations import (
+    GRADIENT_PIECES,
     DecoderShapes,
     declare_context,
     declare_inputs,
@@ -68,6 +69,17 @@ class PartShapes(StageShapes):
     def of_part(self, tensor: str, number: int) -> str:
         """Likewise, of a part by its number."""
         return self.local(tensor, f"{PART}{number}")
+
+    def piece_of_gradient(self, group: str, number: int) -> str:
+        """Where a part adds its share of the gradient of adapters that all parts read."""
+        if not self.sums_in_order:
+            return f"grad.{group}"
+        return self.of_part(f"{GRADIENT_PIECES}.{group}", number)
+
+    @property
+    def sums_in_order(self) -> bool:
+        """Whether what several parts make is added up in their order, and not by the transport."""
+        return self.cut.layout.parts is not None and self.spec.parts > 1
 
     @property
     def gathers_pieces(self) -> bool:
@@ -131,7 +143,17 @@ def declare_parts(builder: ChainBuilder, shapes: PartShapes) -> None:
         for group in dict.fromkeys(whole_group(g) for g in shapes.trained if PART in g):
             is_gathered = shapes.cut.layout.tp > 1
             _declare_sum(builder, shapes, f"{SQUARES}.{group}", Pieces("float32", 1), is_gathered)
+    for group in shapes.trained:
+        if is_of_all_parts(group) and shapes.sums_in_order:
+            made = Pieces(shapes.gradient_dtype, shapes.num_elements(group))
+            tensor, over_ranks = f"{GRADIENT_PIECES}.{group}", shapes.cut.layout.tp > 1
+            _declare_sum(builder, shapes, tensor, made, over_ranks, "gradient")
     declare_results(builder, shapes)
+
+
+def is_of_all_parts(group: str) -> bool:
+    """Whether a group is of adapters that all parts of a layer read, and each has a gradient of."""
+    return group.startswith(ADAPTERS) and PART not in group
 
 
 def _declare_saved(
@@ -162,20 +184,20 @@ def declare_contexts(builder: ChainBuilder, shapes: PartShapes) -> None:
 
 
 def _declare_sum(
-    builder: ChainBuilder, shapes: PartShapes, tensor: str, pieces: Pieces, is_gathered: bool
-) -> None:
+    builder: ChainBuilder, shapes: PartShapes, tensor: str, pieces: Pieces, is_gathered: bool,
+    role: Role = "scratch",
+) -> None:  # fmt: skip
     """What a rank's parts make, piece by piece; and where all pieces are gathered, those."""
     own, layout = shapes.spec.parts_each, shapes.cut.layout
-    builder.declare(_flat(tensor, pieces, own))
+    builder.declare(_flat(tensor, pieces, own, role))
     for number in range(own if own > 1 else 0):
-        piece = _flat(shapes.of_part(tensor, number), pieces, 1)
+        piece = _flat(shapes.of_part(tensor, number), pieces, 1, role)
         builder.declare(part_of(tensor, piece, number * piece.size_bytes))
     if is_gathered:
-        builder.declare(_flat(f"all_{tensor}", pieces, layout.num_parts))
+        builder.declare(_flat(f"all_{tensor}", pieces, layout.num_parts, role))
 
 
-def _flat(tensor: str, pieces: Pieces, count: int) -> Tensor:
-    role: Role = "scratch"
+def _flat(tensor: str, pieces: Pieces, count: int, role: Role) -> Tensor:
     size_bytes = count * pieces.num_elements * ITEMSIZE_BYTES[pieces.dtype]
     dtype, shape = flat_shape(size_bytes, pieces.dtype)
     return Tensor(tensor_id=tensor, size_bytes=size_bytes, role=role, dtype=dtype, shape=shape)

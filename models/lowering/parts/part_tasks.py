@@ -18,10 +18,10 @@ from twinstream.models.kernel_costs.part_work import (
 )
 from twinstream.models.layout import EMBEDDING, HEAD, PART
 from twinstream.models.layouts.layout import Layout
-from twinstream.models.lowering.chain_builder import CollectiveCall
+from twinstream.models.lowering.chain_builder import CollectiveCall, by_rank
 from twinstream.models.lowering.declarations import declare_groups
-from twinstream.models.lowering.decoder_calls import KernelCalls
-from twinstream.models.lowering.optimizer_tasks import by_rank, gradient_attribute
+from twinstream.models.lowering.decoder_calls import KernelCalls, frozen_attribute
+from twinstream.models.lowering.optimizer_tasks import gradient_attribute
 from twinstream.models.lowering.parts.part_optimizer import PartOptimizer
 from twinstream.models.lowering.parts.part_shapes import (
     LOSS_SUMS,
@@ -33,6 +33,7 @@ from twinstream.models.lowering.parts.part_shapes import (
 from twinstream.models.lowering.stage_cut import StageCut
 from twinstream.models.lowering.task_blocks import TaskBlocks
 from twinstream.models.providers.flops import model_flops_per_step
+from twinstream.models.recipes.adapter_layout import adapter_group, lora_of_layer
 from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import Attribute, Label, TaskOperand
@@ -142,7 +143,8 @@ class PartTasks(TaskBlocks):
         self._backward_attention(layer)
         for chunk in self._chunks_reversed():
             self._norm_backward("attention_norm", chunk, layer, self.shapes.hidden(layer, chunk))
-        for group in reversed(self.spec.layer_groups(layer)):
+        adapters = self.spec.adapter_parts(adapter_group(layer))
+        for group in (*reversed(self.spec.layer_groups(layer)), *reversed(adapters)):
             self._after_group(group, round_)
 
     def _backward_attention(self, layer: int) -> None:
@@ -167,10 +169,10 @@ class PartTasks(TaskBlocks):
             *inputs,
             builder.read("projections", gate_up),
             builder.read("d_hidden", f"d_hidden.{chunk}"),
-            *self._gradient_of(f"{layer}{PART}{number}", chunk),
+            *self._part_gradients(layer, number, chunk),
             self._piece(chunk, number),
         ]
-        call = self.calls.block("mlp_part_backward", chunk, layer)
+        call = self.calls.block("mlp_part_backward", chunk, layer, frozen=self._frozen(layer))
         task = self._task("mlp_backward", chunk, layer, call, operands, number)
         builder.bind_recomputes(before=task)
 
@@ -193,7 +195,7 @@ class PartTasks(TaskBlocks):
             builder.read("attention", f"attention.{where}"),
             builder.read("projections", f"q.{where}"),
             builder.read("d_hidden", f"d_hidden.{chunk}"),
-            *self._gradient_of(f"{layer}{PART}{number}", chunk),
+            *self._part_gradients(layer, number, chunk),
             self._piece(chunk, number),
         ]
         if self.workload.sliced:
@@ -202,7 +204,7 @@ class PartTasks(TaskBlocks):
             make = builder.write if last else builder.update
             context = f"d_context.{sequence}{PART}{number}"
             operands.append(make("d_context", context, num_parts=position + 1))
-        call = self.calls.block("attention_part_backward", chunk, layer)
+        call = self.calls.block("attention_part_backward", chunk, layer, frozen=self._frozen(layer))
         task = self._task("attention_backward", chunk, layer, call, operands, number)
         builder.bind_recomputes(before=task)
 
@@ -224,12 +226,32 @@ class PartTasks(TaskBlocks):
         return [*self._weights(layer, number), x_o]
 
     def _weights(self, layer: int, number: int) -> list[TaskOperand]:
-        """Those of all parts, and a part's own."""
-        own = self.shapes.parameters(f"{layer}{PART}{number}")
-        return [
-            self.builder.read("shared", self.shapes.parameters(str(layer))),
-            self.builder.read("parameters", own),
+        """Those of all parts, and a part's own; of adapters likewise."""
+        parameters, read = self.shapes.parameters, self.builder.read
+        found = [
+            read("shared", parameters(str(layer))),
+            read("parameters", parameters(f"{layer}{PART}{number}")),
         ]
+        if lora_of_layer(self.spec, self.recipe.lora, layer) is not None:
+            group = adapter_group(layer)
+            found.append(read("shared_adapters", parameters(group)))
+            found.append(read("adapters", parameters(f"{group}{PART}{number}")))
+        return found
+
+    def _part_gradients(self, layer: int, number: int, chunk: int) -> list[TaskOperand]:
+        """Those of a part's weights and adapters; and its piece of those of all parts' adapters."""
+        group = adapter_group(layer)
+        found = self._gradient_of(f"{layer}{PART}{number}", chunk)
+        found += self._gradient("adapter_gradients", f"{group}{PART}{number}", 0)
+        if group in self.trained:
+            piece = self.shapes.piece_of_gradient(group, number)
+            found.append(self.builder.accumulate("shared_adapter_gradients", piece))
+        return found
+
+    def _frozen(self, layer: int) -> frozenset[str]:
+        """The layer, where its parts have no gradients."""
+        is_frozen = f"{layer}{PART}0" not in self.trained
+        return frozenset({str(layer)} if is_frozen else ())
 
     def _recompute(self, group: str, label: Label, call: str, operands: list[TaskOperand]) -> None:
         name = f"{group}.recompute.{label.level}"
@@ -252,6 +274,7 @@ class PartTasks(TaskBlocks):
                 ]
                 work = head_part_backward(self.calls.work(), self._row_slice)
                 told = self._head_attributes | gradient_attribute(self.recipe, self.spec.dtype)
+                told |= frozen_attribute(group not in self.trained)
                 call = self._end_call("head_part_backward", work, number, told)
                 self._task("head_backward", chunk, None, call, operands, number)
             self._exchange_pieces("head", chunk, None)

@@ -8,7 +8,7 @@ of parts are added up in pairs, then those of ranks likewise.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -101,7 +101,7 @@ class SequenceShapes(PartShapes):
 class SliceCalls(KernelCalls):
     """Chunks begin where the slices of their rank do."""
 
-    shapes: SequenceShapes
+    shapes: SequenceShapes = field(kw_only=True)
 
     def _starts(self, chunk: int) -> tuple[int, ...]:
         ranks, count = self.shapes.cut.layout.cp, self.workload.chunks_per_sequence

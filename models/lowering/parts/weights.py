@@ -51,7 +51,6 @@ class StageWeights(GroupLife[Use]):
         self.postpones = not job.layout.dp_overlap
         self.behind = 1  # the newest sum may still be on its way
         self._tied = embedding_group(job)
-        self._suffixes = ("", EXPERTS) if job.shape.experts is not None else ("",)
         self._states = {name: self._declare(name, group) for name, group in groups.items()}
         self._pending: tuple[_State, str, str, Buffer] | None = None
         self._squares: Buffer | None = None
@@ -59,7 +58,8 @@ class StageWeights(GroupLife[Use]):
 
     def of(self, layers: Sequence[int]) -> list[str]:
         """Return the names of layers' groups."""
-        return [f"{layer}{suffix}" for layer in layers for suffix in self._suffixes]
+        names = (f"{layer}{suffix}" for layer in layers for suffix in ("", EXPERTS))
+        return [name for name in names if name in self._states]
 
     def gather(self, names: Sequence[str], tag: str) -> None:
         """Gather the parameters of groups that are in shards."""

@@ -22,6 +22,8 @@ from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.kernel_costs.workspace import workspace_bytes
 from twinstream.models.layouts.layout import Layout
 from twinstream.models.lowering.lower import lower
+from twinstream.models.presets import load_preset
+from twinstream.models.recipes.lora import lora_of
 from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.workload import Workload
@@ -35,29 +37,32 @@ def spec_of(family: str, num_parts: int = 2) -> ModelSpec:
     return tiny_spec(family).model_copy(update={"num_kv_heads": num_parts, "vocab_size": 96})
 
 
-def layout_of(num_parts: int, cp_parts: int | None = None) -> Layout:
-    return Layout(parts=num_parts, cp_parts=cp_parts, zero=0)
-
-
-def chain_of(spec: ModelSpec, chunk_tokens: int, layout: Layout) -> Chain:
+def chain_of(
+    spec: ModelSpec, chunk_tokens: int, num_parts: int, recipe: Recipe = RECIPE,
+    cp_parts: int | None = None,
+) -> Chain:  # fmt: skip
     tokens = random_tokens(spec).shape[1]
     rounds = tokens // max(chunk_tokens, SEQ_LEN)
     each = max(1, SEQ_LEN // chunk_tokens)
     workload = Workload(
         seq_len=SEQ_LEN, chunk_tokens=chunk_tokens, chunks_per_round=each, rounds_per_step=rounds
     )
-    return lower(spec, workload, RECIPE, layout)
+    return lower(spec, workload, recipe, Layout(parts=num_parts, cp_parts=cp_parts, zero=0))
 
 
 def step_in_parts(
-    spec: ModelSpec, chunk_tokens: int, layout: Layout, levels: tuple[str, ...] = ()
-) -> LossAndGradients:
+    spec: ModelSpec, chunk_tokens: int, num_parts: int, levels: tuple[str, ...] = (),
+    cp_parts: int | None = None,
+) -> LossAndGradients:  # fmt: skip
     """A step of all parts in this process; what nobody has written is NaN.
 
     Args:
         levels: recomputes of these levels run, over what they make again.
     """
-    chain, states = chain_of(spec, chunk_tokens, layout), RankStates(spec, RECIPE, layout)
+    chain, states = (
+        chain_of(spec, chunk_tokens, num_parts, cp_parts=cp_parts),
+        RankStates(spec, RECIPE, Layout(parts=num_parts, zero=0)),
+    )
     flats = pack_hf_state(spec, hf_model(spec).state_dict())
     whole = {f"param.{name.removeprefix('layer.')}": flat for name, flat in flats.items()}
     memory = ChainMemory(chain, states.of_rank(whole, (0, 0, 0)), fill=POISON)
@@ -89,7 +94,7 @@ def step_in_parts(
 @pytest.mark.parametrize("chunk_tokens", [2 * SEQ_LEN, SEQ_LEN // 3])
 def test_float32_in_parts_agrees_with_transformers(family, num_parts, chunk_tokens):
     spec = spec_of(family, num_parts)
-    found = step_in_parts(spec, chunk_tokens, layout_of(num_parts))
+    found = step_in_parts(spec, chunk_tokens, num_parts)
     errors = found.errors(hf_step(hf_model(spec), random_tokens(spec)))
     assert errors["loss"] <= 1e-6
     worst = max(errors, key=lambda name: errors[name])
@@ -100,31 +105,49 @@ def test_float32_in_parts_agrees_with_transformers(family, num_parts, chunk_toke
 @pytest.mark.parametrize(("cp_parts", "slices"), [(1, 2), (2, 8)])
 def test_float32_in_parts_of_sequences_agrees_with_transformers(family, cp_parts, slices):
     spec = spec_of(family)
-    found = step_in_parts(spec, SEQ_LEN // slices, layout_of(1, cp_parts))
+    found = step_in_parts(spec, SEQ_LEN // slices, 1, cp_parts=cp_parts)
     errors = found.errors(hf_step(hf_model(spec), random_tokens(spec)))
     assert errors["loss"] <= 1e-6
     worst = max(errors, key=lambda name: errors[name])
     assert errors[worst] <= 1e-5, worst
 
 
+def test_slices_take_the_scratch_that_is_declared(monkeypatch):
+    chain = chain_of(spec_of("qwen3"), SEQ_LEN // 4, 2, cp_parts=2)
+    seen = scratch_of(chain, monkeypatch)
+    assert len(seen) == 13, seen  # all but embed_part_forward and add_parts
+    assert all(most == declared for most, declared in seen.values()), seen
+
+
 @pytest.mark.parametrize("level", ["ATTENTION", "INPUT"])
 def test_what_is_made_again_has_the_bits_that_it_had(level):
     spec = spec_of("qwen3")
-    parts = layout_of(2)
-    kept, again = (step_in_parts(spec, 2 * SEQ_LEN, parts, levels) for levels in ((), (level,)))
+    kept, again = (step_in_parts(spec, 2 * SEQ_LEN, 2, levels) for levels in ((), (level,)))
     assert kept.loss == again.loss
     assert all(torch.equal(again.gradients[n], one) for n, one in kept.gradients.items())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(
-    ("chunk_tokens", "cp_parts", "count"),
-    # all but embed_part_forward, add_parts and add_gradients
-    [(2 * SEQ_LEN, None, 11), (SEQ_LEN // 3, None, 11), (SEQ_LEN // 4, 2, 13)],
-)
-def test_parts_take_the_scratch_that_is_declared(
-    family, chunk_tokens, cp_parts, count, monkeypatch
-):
+@pytest.mark.parametrize("chunk_tokens", [2 * SEQ_LEN, SEQ_LEN // 3])
+@pytest.mark.parametrize("lora", [None, "r=4,alpha=8", "r=4,alpha=8,targets=q,down"])
+def test_parts_take_the_scratch_that_is_declared(family, chunk_tokens, lora, monkeypatch):
+    recipe = RECIPE if lora is None else RECIPE.model_copy(update={"lora": lora_of(lora)})
+    seen = scratch_of(chain_of(spec_of(family), chunk_tokens, 2, recipe), monkeypatch)
+    # All but embed_part_forward and add_parts; the embedding of adapters is frozen.
+    assert len(seen) == (11 if lora is None else 10), seen
+    assert all(most == declared for most, declared in seen.values()), seen
+
+
+@pytest.mark.parametrize("base", ["nf4", "8bit"])
+def test_parts_of_a_base_in_few_bits_take_the_scratch_that_is_declared(base, monkeypatch):
+    recipe = RECIPE.model_copy(update={"lora": lora_of("r=4,alpha=8"), "base": base})
+    seen = scratch_of(chain_of(load_preset("tiny"), 2 * SEQ_LEN, 2, recipe), monkeypatch)
+    assert len(seen) == 10, seen
+    assert all(most == declared for most, declared in seen.values()), seen
+
+
+def scratch_of(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, int]]:
+    """By kernel of parts the most that is taken, and what is declared."""
     taken: list[Workspace] = []
     make = Workspace.__init__
 
@@ -133,7 +156,6 @@ def test_parts_take_the_scratch_that_is_declared(
         taken.append(self)
 
     monkeypatch.setattr(Workspace, "__init__", noted)
-    chain = chain_of(spec_of(family), chunk_tokens, layout_of(2, cp_parts))
     memory, seen = ChainMemory(chain, {}), dict[str, tuple[int, int]]()
     tasks = [*chain.tasks, *(again.task for again in chain.recomputes)]
     for task in tasks:
@@ -146,5 +168,4 @@ def test_parts_take_the_scratch_that_is_declared(
         most = max(one.high_water_bytes for one in taken)
         assert most <= declared, call.kernel
         seen[call.kernel] = max(seen.get(call.kernel, (0, 0)), (most, declared))
-    assert len(seen) == count, seen
-    assert all(most == declared for most, declared in seen.values()), seen
+    return seen

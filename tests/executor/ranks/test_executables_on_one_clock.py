@@ -42,12 +42,15 @@ WORKLOAD = WORKLOADS["packed"].model_copy(update={"rounds_per_step": 4})
         ({"tp": 2, "sequence_parallel": False, "zero": 0}, None),
         ({"tp": 2, "parts": 2, "sequence_parallel": False, "pp": 2, "zero": 0}, None),
         ({"tp": 2, "sequence_parallel": False, "dp": 2, "zero": 3}, 500_000),
+        ({"dp": 2, "ep": 2, "zero": 1}, None),
+        ({"pp": 2, "dp": 2, "ep": 2, "zero": 3}, 600_000),
     ],
 )
 def test_what_ranks_run_takes_the_simulated_nanoseconds(
     fields: dict[str, Any], cap_bytes: int | None
 ):
-    stages = Job.of_step(SPEC, WORKLOAD, Recipe(), Layout(**fields))
+    spec = small("tiny-experts", num_layers=8) if "ep" in fields else SPEC
+    stages = Job.of_step(spec, WORKLOAD, Recipe(), Layout(**fields))
     schedule = plan_pipeline(stages, MACHINE, Caps(device_bytes=cap_bytes))
     copies = {op.stream.queue for part in schedule.schedules.values() for op in part.ops}
     assert ("h2d" in copies) == (cap_bytes is not None)

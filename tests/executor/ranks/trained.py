@@ -95,13 +95,14 @@ class Case:
 
 
 def inputs(case: Case, part: RankPart) -> RankInputs:
-    work = case.training(part.coordinates.get("dp", 0)).host_work(part.schedule)
+    place = place_of(part.coordinates, case.layout.ep)
+    work = case.training(place[0]).host_work(part.schedule)
     carried = {item.tensor for item in part.schedule.carried}
     own = {t.parent or t.tensor_id for t in part.schedule.tensors if t.tensor_id in carried}
     whole = set(map(whole_group, own))
     state = {name: flat for name, flat in case.state().items() if name in whole}
     if (states := case.rank_states) is not None:
-        state = states.of_rank(state, place_of(part.coordinates))
+        state = states.of_rank(state, place)
     return RankInputs(work, {name: flat for name, flat in state.items() if name in own})
 
 
@@ -145,7 +146,9 @@ def states(case: Case, outcomes: Sequence[RankOutcome]) -> list[State]:
     found: list[State] = []
     for stage in range(case.layout.pp):
         own = [o for o in outcomes if o.coordinates["pp"] == stage]
-        found.append(rank_states.whole({place_of(o.coordinates): o.state for o in own}))
+        found.append(
+            rank_states.whole({place_of(o.coordinates, case.layout.ep): o.state for o in own})
+        )
     return found
 
 
@@ -158,7 +161,7 @@ def assert_as_reference(case: Case, outcomes: Sequence[RankOutcome]) -> None:
         for name, flat in state.items():
             assert torch.equal(flat, expected.state[name]), name
     for replica, losses in enumerate(expected.losses):
-        own = [o for o in outcomes if o.coordinates.get("dp", 0) == replica]
+        own = [o for o in outcomes if place_of(o.coordinates, case.layout.ep)[0] == replica]
         assert [numbers(o, "loss") for o in own if numbers(o, "loss")] == [losses]
         assert all(norm > case.max_norm for norm in expected.norms)
         norms = [numbers(o, "grad_norm") for o in own if numbers(o, "grad_norm")]

@@ -101,7 +101,7 @@ def _size(schedule: RankSchedule, tensor: str, num_parts: int | None) -> int:
 
 def _suits(op: Communicate, sizes: list[int], num_ranks: int) -> bool:
     modes = [operand.mode for operand in op.operands]
-    bytes_of = dict(zip(modes, sizes, strict=True))
+    bytes_of = dict(zip(modes, sizes, strict=True)) if len(modes) < 3 else {}
     pair = len(modes) == 2 and set(modes) == {"read", "write"}
     in_place = modes == ["update"] and sizes[0] % num_ranks == 0
     match op.collective:
@@ -115,6 +115,9 @@ def _suits(op: Communicate, sizes: list[int], num_ranks: int) -> bool:
             return in_place or (pair and bytes_of["write"] == num_ranks * bytes_of["read"])
         case "reduce_scatter":
             return in_place or (pair and bytes_of["read"] == num_ranks * bytes_of["write"])
+        case "all_to_all" if modes == ["read", "write", "read"]:
+            room = sorted(sizes[:2])
+            return num_ranks * room[0] == room[1] and sizes[2] % (4 * num_ranks**2) == 0
         case "all_to_all":
             return pair and bytes_of["read"] == bytes_of["write"]
 

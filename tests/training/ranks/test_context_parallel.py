@@ -41,7 +41,10 @@ def test_what_cannot_be_in_slices_is_refused_before_anything_starts(tmp_path: Pa
         prepared(cp=2)
     for given, said in (
         ({"ranks": 3, "cp": 2}, "3 ranks are not a multiple of cp 2"),
-        ({"ranks": 2, "cp": 2, "lora": "r=4,alpha=8"}, "LoRA beside cp 2"),
+        (
+            {"ranks": 2, "cp": 2, "lora": "r=4,alpha=8"},
+            "LoRA, frozen weights or a base in few bits",
+        ),
         ({"ranks": 2, "cp": 2, "cp_parts": 3}, "3 parts of a sequence on cp 2"),
         (
             {"ranks": 2, "cp": 2, "seq_len": 62, "chunk_tokens": 62, "tokens_per_step": 248},

@@ -54,7 +54,10 @@ def test_what_cannot_be_in_parts_is_refused_before_anything_starts(tmp_path: Pat
         prepared(tp=2)
     for given, said in (
         ({"ranks": 3, "tp": 2}, "3 ranks are not a multiple of tp 2"),
-        ({"ranks": 2, "tp": 2, "lora": "r=4,alpha=8"}, "LoRA beside tp 2"),
+        (
+            {"ranks": 2, "tp": 2, "lora": "r=4,alpha=8", "base": "nf4"},
+            "a base in nf4, of which 64 elements of a row",
+        ),
         ({"ranks": 8, "tp": 8}, "4 key and value heads in 8 parts"),
         ({"ranks": 4, "tp": 2, "pp": 4}, "tp 2 x pp 4 are 8 ranks, and there are 4"),
     ):

@@ -62,11 +62,13 @@ class TextInputs:
     def __call__(self, part: RankPart) -> RankInputs:
         from twinstream.executor.ranks.rank_run import RankInputs
         from twinstream.executor.run.training import Training
+        from twinstream.executor.state.parted_state import place_of
 
         own = part.schedule.workload
         whole = own.model_copy(update={"rounds_per_step": own.rounds_per_step * self.layout.dp})
         batches = TextBatches(self.tokens, whole)
-        before = part.coordinates.get("dp", 0) * own.chunks_per_round * own.rounds_per_step
+        replica, *_ = place_of(part.coordinates, self.layout.ep)
+        before = replica * own.chunks_per_round * own.rounds_per_step
 
         training = Training(
             _source(batches, before), self.learning_rate, self.seed,
@@ -93,7 +95,11 @@ class TextInputs:
             if f"opt.{group}" in names:
                 state[f"opt.{group}"] = fresh_optimizer_state(self.spec, group, flat, recipe)
         states = RankStates.of(self.spec, recipe, self.layout)
-        return state if states is None else states.of_rank(state, place_of(part.coordinates))
+        return (
+            state
+            if states is None
+            else states.of_rank(state, place_of(part.coordinates, self.layout.ep))
+        )
 
 
 def _source(batches: TextBatches, before: int) -> TokenSource:

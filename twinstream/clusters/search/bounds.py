@@ -7,8 +7,10 @@ stages the way to a stage is through one of them each. Zero-bubble's last stage 
 weights' gradients of pp - 1 microbatches, which run beside the backward of the stages before it.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -52,29 +54,28 @@ class Bounds:
 
 @dataclass(frozen=True)
 class _Column:
-    """What the bound of a layout is made of; times in ns, bytes of a rank."""
+    """What the bound of a layout is made of; times in ns, bytes of a rank.
 
-    each: float
-    on_the_way: float
+    Of the layers of the first and the last stage, and of those of the stage that takes longest or
+    has most; `way` is the way through all but the last.
+    """
+
+    first: float
+    last: float
+    most: float
+    way: float
     put_off: float
     embedding: float
     head: float
     message: float
     tail: float
     queue: float
-    way_layers: int
-    first_layers: int
-    most_layers: int
-    last_layers: int
     microbatches: int
-    chunks: int
     pp: int
-    weights: float
+    most_bytes: float
+    last_weights: float
     ends: tuple[float, float]
-    saved: float
-    held: float
     logits: float
-    hidden: float
 
 
 @dataclass(frozen=True)
@@ -109,10 +110,8 @@ class Recomputed:
 
 
 def has_bounds(job: Job) -> bool:
-    """Whether bounds know the job's step: of layers that are alike, in whole sequences."""
-    experts = job.shape.experts
-    are_alike = experts is None or not experts.dense_layers
-    return job.cut is None and are_alike and job.recipe.loss == CrossEntropy()
+    """Whether bounds know the job's step: in whole sequences."""
+    return job.cut is None and job.recipe.loss == CrossEntropy()
 
 
 def _recomputing(layout: Layout, what: Recompute) -> Layout:
@@ -125,7 +124,7 @@ class BoundTables:
     def __init__(self, job: Job, pricing: Pricing) -> None:
         self._job, self._pricing = job, pricing
         self._layers: dict[_Key, LayerTimes] = {}
-        self._saved: dict[_Key, tuple[int, int, int]] = {}
+        self._saved: dict[_Key, tuple[int, int]] = {}
         self._tails: dict[_Key, tuple[float, float, float]] = {}
         self._groups: dict[_Key, tuple[list[Group], Group, Group]] = {}
         self._costs: dict[int, float] = {}
@@ -137,49 +136,48 @@ class BoundTables:
         def get(name: str) -> np.ndarray:
             return np.array([getattr(column, name) for column in columns], dtype=float)
 
-        m, pp, chunks = get("microbatches"), get("pp"), get("chunks")
-        each, on_the_way = get("each"), get("on_the_way")
-        most, last = get("most_layers"), get("last_layers")
+        m, pp = get("microbatches"), get("pp")
         embedding, head = get("embedding"), get("head")
         messages = 2 * (pp - 1) * get("message")
         step_ns = np.maximum.reduce(
             [
-                m * (each * get("first_layers") + embedding),
-                get("way_layers") * on_the_way
-                + messages
-                + embedding
-                + m * (each * last + head)
-                - get("put_off") * last,
-                m * each * most,
+                m * (get("first") + embedding),
+                get("way") + messages + embedding + m * (get("last") + head) - get("put_off"),
+                m * get("most"),
             ]
         ) + get("tail")
         step_ns = np.maximum(step_ns, get("queue"))
         ends = np.array([max(c.ends) for c in columns])
-        memory = (
-            get("weights") * most + ends * (pp == 1) + get("saved") * get("held") * most / chunks
-        )
+        memory = get("most_bytes") + ends * (pp == 1)
         memory = np.maximum(
-            memory, get("weights") * last + np.array([c.ends[1] for c in columns]) + get("logits")
+            memory, get("last_weights") + np.array([c.ends[1] for c in columns]) + get("logits")
         )
         return Bounds(step_ns / 1e9, memory)
 
-    def in_parts_s(self, layout: Layout) -> float:
-        """The bound of a layout whose blocks are parts by our kernels, which nothing else bounds.
+    def split_s(self, layout: Layout) -> float:
+        """The bound of a layout whose blocks are parts by our kernels, or whose experts are shared,
+        which nothing else bounds.
 
         Of what a rank computes of whole blocks, one of tp x cp ranks has no less than its share; in
-        forward each of a block's two sums over tp is waited for.
+        forward each of a block's two sums over tp is waited for. The busiest of ranks that share
+        experts has no fewer rows than each would have by itself.
         """
-        alone = {"tp": 1, "parts": None, "cp": 1, "cp_parts": None, "sequence_parallel": True}
+        alone = {"tp": 1, "ep": 1, "parts": None, "cp": 1, "cp_parts": None}
+        alone["sequence_parallel"] = True
         whole = layout.model_copy(update=alone)
         column, job = self._column(whole), self._job.laid_out(layout)
+        if layout.tp == 1:
+            return column.microbatches * column.most / 1e9
         mesh = mesh_of(job, self._pricing.cluster.count("gpus_per_node"))
         hidden, sum_ns = stored_hidden_bytes(self._job.laid_out(whole).work), 0.0
         if layout.tp > 1:
             sum_ns = self._pricing.collective_ns(
                 mesh, ("tp",), "all_reduce", hidden // layout.cp, job.dtype
             )
-        block_ns = column.each / (layout.tp * layout.cp) + 2 * sum_ns
-        return column.microbatches * column.most_layers * block_ns / 1e9
+        spans, pp = stages_of(layout, job.shape.num_layers), layout.pp
+        most = max(sum(map(len, spans[r::pp])) for r in range(pp))
+        share = column.most / (layout.tp * layout.cp)
+        return column.microbatches * (share + 2 * most * sum_ns) / 1e9
 
     def least_cost(self, layouts: Sequence[Layout]) -> np.ndarray:
         """By layout: time a byte that the cheapest level spares, as a share of that of `full`."""
@@ -201,51 +199,58 @@ class BoundTables:
 
     def _column(self, layout: Layout) -> _Column:
         job = with_kernels(self._job.laid_out(layout), self._pricing.machine)
-        spans = stages_of(layout, job.shape.num_layers)
-        per_rank = [sum(len(span) for span in spans[r :: layout.pp]) for r in range(layout.pp)]
-        times = self._times(job)
-        tail, queue, message = self._tail(job, min(per_rank), max(per_rank))
-        layer, ends = self._weights(job)
-        saved, logits, hidden = self._bytes(job)
+        shape, pp = job.shape, layout.pp
+        spans = stages_of(layout, shape.num_layers)
+        ranks = [Counter(map(shape.kind_of, chain(*spans[r::pp]))) for r in range(pp)]
+        way = Counter(map(shape.kind_of, chain(*spans[: pp - 1])))
+        kinds = {kind: job.of_kind(kind) for kind in set().union(*ranks)}
+        numbers = [one.total() for one in ranks]
+        times = {kind: self._times(one, kind) for kind, one in kinds.items()}
+        tails = [self._tail(one, min(numbers), max(numbers), kind) for kind, one in kinds.items()]
+        tail, queue, message = map(min, zip(*tails, strict=True))
+        weights = {kind: self._weights(one, kind) for kind, one in kinds.items()}
+        saved = {kind: self._bytes(one, kind) for kind, one in kinds.items()}
+        held = _held(layout, job.num_microbatches) / layout.virtual_stages
         late = layout.pipeline == "zero_bubble"
+        taken = [sum(n * times[kind].least for kind, n in one.items()) for one in ranks]
         return _Column(
-            each=times.least,
-            on_the_way=times.on_the_way,
-            put_off=times.weight * min(layout.pp - 1, job.num_microbatches) * late,
-            embedding=times.embedding,
-            head=times.head,
+            first=taken[0],
+            last=taken[-1],
+            most=max(taken),
+            way=sum(n * times[kind].on_the_way for kind, n in way.items()),
+            put_off=sum(n * times[kind].weight for kind, n in ranks[-1].items())
+            * min(pp - 1, job.num_microbatches)
+            * late,
+            embedding=next(iter(times.values())).embedding,
+            head=next(iter(times.values())).head,
             message=message,
             tail=tail,
             queue=queue,
-            way_layers=sum(len(span) for span in spans[: layout.pp - 1]),
-            first_layers=per_rank[0],
-            most_layers=max(per_rank),
-            last_layers=per_rank[-1],
             microbatches=job.num_microbatches,
-            chunks=layout.virtual_stages,
-            pp=layout.pp,
-            weights=layer,
-            ends=ends,
-            saved=saved,
-            held=_held(layout, job.num_microbatches),
-            logits=logits,
-            hidden=hidden,
+            pp=pp,
+            most_bytes=max(
+                sum(n * (weights[kind][0] + saved[kind][0] * held) for kind, n in one.items())
+                for one in ranks
+            ),
+            last_weights=sum(n * weights[kind][0] for kind, n in ranks[-1].items()),
+            ends=next(iter(weights.values()))[1],
+            logits=next(iter(saved.values()))[1],
         )
 
-    def _times(self, job: Job) -> LayerTimes:
+    def _times(self, job: Job, kind: int = 0) -> LayerTimes:
         layout = job.layout
-        key = (layout.tp, layout.cp, layout.ep, layout.micro_batch, layout.recompute,
+        key = (kind, layout.tp, layout.cp, layout.ep, layout.micro_batch, layout.recompute,
                layout.pipeline == "zero_bubble", job.is_own, _nodes_key(job))  # fmt: skip
         if key not in self._layers:
             self._layers[key] = layer_times(job, self._pricing)
         return self._layers[key]
 
-    def _tail(self, job: Job, fewest: int, layers: int) -> tuple[float, float, float]:
+    def _tail(self, job: Job, fewest: int, layers: int, kind: int) -> tuple[float, float, float]:
         """After the last backward, of the stage of fewest layers; all of the fullest queue of
         reductions or gathers; a message."""
         layout = job.layout
-        key = (layout.tp, layout.cp, layout.ep, layout.pp, layout.zero, layout.micro_batch, fewest,
-               layers, layout.shard, layout.recompute, job.is_own)  # fmt: skip
+        key = (kind, layout.tp, layout.cp, layout.ep, layout.pp, layout.zero, layout.micro_batch,
+               fewest, layers, layout.shard, layout.recompute, job.is_own)  # fmt: skip
         if key in self._tails:
             return self._tails[key]
         pricing = self._pricing
@@ -253,9 +258,9 @@ class BoundTables:
         own = groups_of_layer(job)
         reduce_ns = gather_ns = update_ns = 0.0
         for group in own:
-            kind: Collective = "all_reduce" if layout.zero == 0 else "reduce_scatter"
+            summed: Collective = "all_reduce" if layout.zero == 0 else "reduce_scatter"
             reduce_ns += pricing.collective_ns(
-                mesh, group.axes, kind, group.gradient_bytes, job.gradient_dtype
+                mesh, group.axes, summed, group.gradient_bytes, job.gradient_dtype
             )
             gather_ns += pricing.collective_ns(
                 mesh, group.axes, "all_gather", group.bytes, job.dtype
@@ -272,15 +277,17 @@ class BoundTables:
             hops = range(layout.pp - 1)
             way = sum(pricing.message(mesh, size, axis="pp", sender=stage) for stage in hops)
             message = way / len(hops)
-        beside = self._times(job).embedding  # its backward may be beside the last layer's reduction
+        beside = self._times(
+            job, kind
+        ).embedding  # its backward may be beside the last layer's reduction
         after = max(0.0, reduce_ns - beside) * (layout.dp * layout.cp > 1)
         found = (after + fewest * update_ns, queue, message)
         self._tails[key] = found
         return found
 
-    def _weights(self, job: Job) -> tuple[float, tuple[float, float]]:
+    def _weights(self, job: Job, kind: int) -> tuple[float, tuple[float, float]]:
         """Bytes of a layer's parameters, gradients and state; of embedding and of head."""
-        key = (job.layout.tp, job.layout.ep, job.layout.cp, job.layout.dp, job.layout.pp == 1,
+        key = (kind, job.layout.tp, job.layout.ep, job.layout.cp, job.layout.dp, job.layout.pp == 1,
                job.layout.shard)  # fmt: skip
         if key not in self._groups:
             own = list(groups_of_layer(job))
@@ -293,9 +300,11 @@ class BoundTables:
             ends = sum(ends), sum(ends)
         return layer, ends
 
-    def _bytes(self, job: Job) -> tuple[int, int, int]:
+    def _bytes(self, job: Job, kind: int) -> tuple[int, int]:
+        """What a layer keeps of a microbatch; most that the head has."""
         layout = job.layout
-        key = (layout.tp, layout.cp, layout.ep, layout.micro_batch, layout.recompute, job.is_own)
+        key = (kind, layout.tp, layout.cp, layout.ep, layout.micro_batch, layout.recompute,
+               job.is_own)  # fmt: skip
         if key not in self._saved:
             work = job.work
             kept, peak = saved_bytes(work, layout.recompute), head_peak_bytes(work)
@@ -303,7 +312,7 @@ class BoundTables:
                 least: Recompute = "full" if layout.recompute in ("auto", "full") else "none"
                 kept = work.block_saved_bytes(least)
                 peak = 0  # logits are in slices
-            self._saved[key] = kept, peak, stored_hidden_bytes(work)
+            self._saved[key] = kept, peak
         return self._saved[key]
 
 

@@ -1,7 +1,9 @@
 """A layout simulated with its layers as single ops, each as long as its chain takes alone."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping
+from itertools import chain
 
 from twinstream.clusters.assembling import assembled
 from twinstream.clusters.search.chains import Pricing, layer_times
@@ -9,6 +11,7 @@ from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import stages_of
+from twinstream.models.lowering.parts.layers import kind_name
 from twinstream.schedule.document import Exchange, Schedule
 from twinstream.schedule.ops import Compute, Op
 from twinstream.schedule.workload import MachineRef
@@ -29,12 +32,16 @@ def folded_step_s(job: Job, pricing: Pricing, most_s: float = math.inf) -> float
             microbatches take and, for each further one, its computation on the fullest stage.
     """
     cluster, machine = pricing.cluster, pricing.machine
-    times = layer_times(job, pricing)
-    layers = {"forward": times.forward, "backward": times.backward, "weight": times.weight}
     counts, layout = _counts(job), job.layout
-    each_ns = _most_layers(job) * (
-        times.forward + times.backward + times.weight * (layout.pipeline == "zero_bubble")
-    )
+    layers, whole = dict[str, float](), dict[int, float]()
+    for kind in set(map(job.shape.kind_of, range(job.shape.num_layers))):
+        times, name = layer_times(job.of_kind(kind), pricing), kind_name(kind)
+        layers |= {
+            f"{phase}{name}": getattr(times, phase) for phase in ("forward", "backward", "weight")
+        }
+        late = times.weight * (layout.pipeline == "zero_bubble")
+        whole[kind] = times.forward + times.backward + late
+    each_ns = _most_of_layers(job, whole)
     steps: list[float] = []
     for count in counts:
         if steps:
@@ -54,10 +61,11 @@ def folded_step_s(job: Job, pricing: Pricing, most_s: float = math.inf) -> float
     return step_ns / 1e9
 
 
-def _most_layers(job: Job) -> int:
-    """Of a stage, all its virtual stages together."""
+def _most_of_layers(job: Job, each: Mapping[int, float]) -> float:
+    """Of a stage, all its virtual stages together, by what a layer of a kind takes."""
     spans, pp = stages_of(job.layout, job.shape.num_layers), job.layout.pp
-    return max(sum(map(len, spans[stage::pp])) for stage in range(pp))
+    kinds = [Counter(map(job.shape.kind_of, chain(*spans[stage::pp]))) for stage in range(pp)]
+    return max(sum(count * each[kind] for kind, count in one.items()) for one in kinds)
 
 
 def _counts(job: Job) -> tuple[int, ...]:

@@ -129,8 +129,8 @@ class _Planned:
         if refusals_of(job):
             return math.inf
         try:
-            if job.layout.in_parts:
-                return tables.in_parts_s(job.layout)
+            if job.layout.in_parts or job.layout.ep > 1:
+                return tables.split_s(job.layout)
             return float(tables.of([job.layout]).step_s[0])
         except TwinstreamError:
             return 0.0

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from twinstream.clusters.predict import Prepared
 from twinstream.clusters.search.bounds import Bounds, BoundTables
 from twinstream.clusters.search.space import NoLayoutError, SearchSpace
+from twinstream.hardware_profiles.clusters.published_memory import memory_of_runs
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.layouts.layout import Layout
 from twinstream.schedule.document import Caps
@@ -69,6 +70,12 @@ def none_fits(
     if (gpus := _gpus_that_would_do(asked, memory)) is not None:
         do.insert(0, f"{gpus:,} GPUs (by the least bytes)")
     would = f"; {', or '.join(do)}, would do" if do else ""
+    error = memory_of_runs().over
+    if (over := total / memory.most_bytes - 1) <= error:
+        would += (
+            f". That is {over:.1%} too much, within the error of such predictions, {error:.1%}: it "
+            "may fit, and a larger --device-mem plans it"
+        )
     return NoLayoutError(
         f"none of {len(possible):,} layouts on {asked.num_gpus:,} GPUs fits: {needs}, and "
         f"there are {_has_text(memory)}{would}"

@@ -26,21 +26,23 @@ _MOST_MICRO_BATCH = 16
 _LEAST_TOKENS_OF_CP = 4096  # of a sequence on a rank: below, other splits do better
 _MOST_VIRTUAL_STAGES = 8
 _NEVER_OPEN = ("sequence_parallel", "stage_layers", "expert_imbalance", "dp_overlap", "shard",
-               "reduction", "etp", "tp_overlap")  # fmt: skip
+               "reduction", "etp", "tp_overlap", "capacity_factor")  # fmt: skip
 _MOST_REFUSED, _REASONS_TOLD = 2000, 4
 
 
 class Open(NamedTuple):
-    """What is tried where it is not fixed: ZeRO of replicas, orders of several virtual stages; and
-    why kernels of ours do not compute a layout."""
+    """What is tried where it is not fixed: ZeRO of replicas, orders of several virtual stages,
+    whether replicas share experts; and why kernels of ours do not compute a layout."""
 
     zero: Sequence[int] = (1, 3)
     orders: Sequence[str] = ("interleaved",)
+    shares_experts: bool = True
     refusal: Callable[[AnyModel, Recipe, Layout], str | None] = cluster_refusal
 
 
 _PRICED = Open()
-_HERE = Open((0, 1, 2, 3), ("interleaved", "ring"), run_refusal)  # the less is sent the earlier
+# The less is sent the earlier. Experts are shared where it is asked for: plans take long.
+_HERE = Open((0, 1, 2, 3), ("interleaved", "ring"), shares_experts=False, refusal=run_refusal)
 
 
 def layouts(
@@ -71,7 +73,7 @@ def layouts(
         dp = fixed.get("dp") or num_gpus // each
         if dp * each != num_gpus and not (refused and "dp" in fixed):
             continue
-        experts = shape.experts.count if shape.experts else 1
+        experts = shape.experts.count if shape.experts and is_open.shares_experts else 1
         among = dp * tp if fixed.get("etp") == 1 else dp
         for ep in _choices(fixed, "ep", [n for n in _powers(experts) if among % n == 0]):
             degrees = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep}

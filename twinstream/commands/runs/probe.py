@@ -21,7 +21,7 @@ from twinstream.screens.tables import probed_table
 from twinstream.tracing import find_model
 
 if TYPE_CHECKING:
-    from twinstream.executor.probe.drive import DriveReads
+    from twinstream.executor.probe.drive import ProbedDrive
 
 
 class DriveError(TwinstreamError):
@@ -52,8 +52,9 @@ def probe(  # noqa: PLR0913
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="Measure reads of this folder's drive, too, as a run with --disk reads it: of the "
-            "largest file in it, or one of 256 MiB that is written and removed; or of this file.",
+            help="Measure this folder's drive, too, as a run with --disk uses it: reads of the "
+            "largest file in it, writes of one of 256 MiB that is gone afterwards; or a file's "
+            "reads.",
         ),
     ] = None,
     model: Annotated[
@@ -94,13 +95,13 @@ def probe(  # noqa: PLR0913
         with progress(f"timing blocks of {spec.name}", num_shapes(), quiet=as_json) as step:
             own = probe_model(spec, base, seq_len, backend_named(backend), step)
         found, screen = own.machine, model_probe_table(own)
-    reads = None
+    drive = None
     if disk is not None:
         from twinstream.executor.probe.drive import probed_drive
 
-        with progress(f"measuring reads of {disk}", quiet=as_json):
-            reads = probed_drive(disk)
-        found = reads.on(found)
+        with progress(f"measuring the drive of {disk}", quiet=as_json):
+            drive = probed_drive(disk)
+        found = drive.on(found)
     try:
         if output is not None:
             save_machine(found, output)
@@ -108,19 +109,25 @@ def probe(  # noqa: PLR0913
         if as_json:
             print_json(found)
         else:
-            print_report(screen, *([] if reads is None else [_drive_lines(reads)]))
+            print_report(screen, *([] if drive is None else [_drive_lines(drive)]))
     if output is not None and not as_json:
         print_report(f"Wrote the profile to {output}; use it as --machine {output}.")
 
 
-def _drive_lines(reads: "DriveReads") -> str:
-    """What reads of a drive take, by size."""
-    sizes = ", ".join(
-        f"{size / ns:.2f} GB/s of {gib(size)}" for size, ns in sorted(reads.times_ns.items())
+def _drive_lines(drive: "ProbedDrive") -> str:
+    """What reads and writes of a drive reach, by size."""
+
+    def told(ns_by_size: dict[int, float]) -> str:
+        sizes = sorted(ns_by_size.items())
+        return ", ".join(f"{size / ns:.2f} GB/s of {gib(size)}" for size, ns in sizes)
+
+    lines = f"Reads of {drive.place}: {told(drive.reads.times_ns)}."
+    if drive.writes is None:
+        return lines + " Writes: not measured, no file can be written there."
+    return (
+        f"{lines}\nWrites: {told(drive.writes.times_ns)}; both at once reach {drive.overlap:.2f} "
+        "of what each does alone. A drive's cache is faster than what it sustains."
     )
-    written = reads.written_bytes_per_s
-    told = "" if written is None else f"; a file of its own was written at {written / 1e9:.2f} GB/s"
-    return f"Reads of {reads.place}: {sizes}{told}."
 
 
 def _probed(backend: str, dtype: list[Dtype] | None, *, quiet: bool) -> Machine:

@@ -1,4 +1,4 @@
-"""`estimate`: what a step of a recommendation model or an encoder takes on a cluster."""
+"""`estimate`: what a step takes on a cluster, by how each class of layers is spread."""
 
 from dataclasses import dataclass
 from typing import Annotated, get_args
@@ -12,7 +12,9 @@ from twinstream.hardware_profiles.clusters.loader import load_cluster
 from twinstream.layered.estimate import Question, estimate_document, mesh_of
 from twinstream.layered.step import LayeredTask, TaskName
 from twinstream.layered.strategy import parse_strategy
+from twinstream.models.layered.from_decoder import layered_decoder
 from twinstream.models.layered.model import LayeredModel, layered_names, load_layered
+from twinstream.models.presets import load_model
 from twinstream.schedule.errors import ArgumentError
 from twinstream.screens.estimate_screen import estimates_screen, layered_table
 
@@ -31,6 +33,12 @@ class LayeredStep:
             min=1, max=2**31, metavar="N", help="Samples of a step, of all GPUs together."
         ),
     ] = 4096
+    seq_len: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=2**31, metavar="N", help="Of a decoder: tokens of a sequence, its sample."
+        ),
+    ] = None
     task: Annotated[
         str, typer.Option(metavar="TASK", help="pretrain, finetune (with --freeze) or inference.")
     ] = "pretrain"
@@ -41,6 +49,16 @@ class LayeredStep:
     recompute: Annotated[
         bool, typer.Option("--recompute", help="Backward computes every layer again.")
     ] = False
+
+    def model(self, name: str) -> LayeredModel:
+        """Return a layered model, or with a length of sequences a decoder.
+
+        Raises:
+            TwinstreamError: there is none of the name, or it is not supported.
+        """
+        if self.seq_len is None:
+            return load_layered(name)
+        return layered_decoder(load_model(name, longest=self.seq_len), self.seq_len)
 
     def asked(self, model: LayeredModel) -> LayeredTask:
         """Return the task of a model.
@@ -71,8 +89,8 @@ def estimate(
         str | None,
         typer.Argument(
             metavar="[MODEL]",
-            help="A name (dlrm_a, vit_h, bert_base; without one all are listed), or a TOML or JSON "
-            "file with its layers.",
+            help="A name (dlrm_a, vit_h, bert_base; without one all are listed), a TOML or JSON "
+            "file with its layers, or with --seq-len a decoder as `plan` takes it.",
         ),
     ] = None,
     strategy: Annotated[
@@ -90,15 +108,15 @@ def estimate(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Estimate a step of a recommendation model or an encoder on a cluster, by strategy.
+    """Estimate a step on a cluster by strategy: each class of layers may be spread its own way.
 
     Arithmetic over layers, on two streams: compute, and one collective at a time beside it. For
-    language models, `plan --cluster` knows pipelines, kernels and schedules.
+    decoders, `plan --cluster` knows pipelines, kernels and schedules, with one way for all blocks.
     """
     if model is None:
         _list(as_json)
         return
-    found, cluster = load_layered(model), load_cluster(step.cluster)
+    found, cluster = step.model(model), load_cluster(step.cluster)
     asked = Question(found, cluster, mesh_of(cluster, step.gpus), step.asked(found))
     wanted = {} if strategy is None else parse_strategy(strategy, found)
     answers = (asked.estimate(wanted),) if as_given else asked.search(wanted)

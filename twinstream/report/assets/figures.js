@@ -68,7 +68,10 @@ const draw = (element) => {
   const one = figures.get(element);
   one.narrow = isNarrow(element);
   const { data, layout } = themed(one.narrow ? narrowed(one.figure) : one.figure);
-  Plotly.react(element, data, layout, config).then(() => clearToolbar(element, 4));
+  Plotly.react(element, data, layout, config).then(() => {
+    clearToolbar(element, 4);
+    addPlayer(element);
+  });
 };
 const drawAll = () => { for (const element of figures.keys()) draw(element); };
 const showFigure = (element, figure) => { figures.set(element, { figure }); draw(element); };

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from pydantic import NonNegativeInt
 
@@ -10,7 +10,7 @@ from twinstream.schedule.analysis.critical_path import Releases
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import PositiveCount
-from twinstream.schedule.ops import DISK_READ, Communicate, Compute, Copy, Op, Stream
+from twinstream.schedule.ops import DISK_QUEUES, Communicate, Compute, Copy, Op, Stream
 from twinstream.schedule.timeline import (
     PassSpans,
     Timeline,
@@ -23,7 +23,7 @@ COPY, DISK, HOST, LATENCY = "copy", "disk", "host", "latency"
 CAUSES = (*AXES, ALL_RANKS, TRANSFER, BUBBLE, LATE_RANKS, COPY, DISK, HOST, LATENCY)
 """Why a stream is idle: a collective of an axis was under way, or one of all ranks (the norm), or a
 message along the pipeline; its other side had not come yet (along the pipeline a bubble, otherwise
-ranks that are late); a copy; a read from a disk; the host; nothing but latency of waits and
+ranks that are late); a copy; a disk is read or written; the host; nothing but latency of waits and
 launches."""
 
 _PIPELINE = "pp"
@@ -86,6 +86,19 @@ class ExposedTime(Node):
     compute_ns: NonNegativeInt
     causes_ns: dict[str, NonNegativeInt]
 
+    def with_further(self, more: Self, times: int) -> Self:
+        """This pass and so many times what more takes."""
+        causes = dict(self.causes_ns)
+        for name, ns in more.causes_ns.items():
+            causes[name] = causes.get(name, 0) + times * ns
+        return self.model_copy(
+            update={
+                "step_ns": self.step_ns + times * more.step_ns,
+                "compute_ns": self.compute_ns + times * more.compute_ns,
+                "causes_ns": {name: causes[name] for name in CAUSES if name in causes},
+            }
+        )
+
     @property
     def fractions(self) -> dict[str, float]:
         """Shares of the pass, `compute` first."""
@@ -101,7 +114,7 @@ def cause_of(op: Op) -> str:
     weights, it is of `dp`; if it crosses the ranks of a stage or of a layer it is of all ranks.
     """
     if not isinstance(op, Communicate):
-        if op.stream.queue == DISK_READ:
+        if op.stream.queue in DISK_QUEUES:
             return DISK
         return COPY if isinstance(op, Copy) else HOST
     if op.shift and op.axes == (_PIPELINE,):

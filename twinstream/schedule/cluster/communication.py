@@ -127,6 +127,8 @@ class Communication:
 def _unsuited(side: Side, num_ranks: int) -> str | None:
     """What is wrong with an op's operands, among so many ranks."""
     collective = side.op.collective
+    if side.op.counts is not None:
+        return _unsuited_rows(side, num_ranks)
     modes = [operand.mode for operand in side.op.operands]
     sizes = [told[3] for told in side.operands]
     has = ", ".join(f"{m} of {s} bytes" for m, s in zip(modes, sizes, strict=True))
@@ -152,4 +154,23 @@ def _unsuited(side: Side, num_ranks: int) -> str | None:
         return f"takes one read and one write, or one update, it has {has}"
     if sizes[0] % num_ranks:
         return f"is among {num_ranks} ranks, which do not divide the {sizes[0]} bytes of its update"
+    return None
+
+
+def _unsuited_rows(side: Side, num_ranks: int) -> str | None:
+    """Likewise, of an exchange of rows that are counted."""
+    modes = [operand.mode for operand in side.op.operands]
+    given, taken, counts = (told[3] for told in side.operands)
+    if modes != ["read", "write", "read"] or side.operands[2][2] != "int32":
+        return f"takes rows to read, rows to write and int32 counts to read, it has {modes}"
+    if max(given, taken) != num_ranks * min(given, taken):
+        return (
+            f"is among {num_ranks} ranks, where one side has room for the rows of all: it reads "
+            f"{given} bytes and writes {taken}"
+        )
+    if counts % (4 * num_ranks * num_ranks):
+        return (
+            f"is among {num_ranks} ranks, which do not each have as many experts in {counts} bytes "
+            "of counts"
+        )
     return None

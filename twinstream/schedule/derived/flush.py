@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.derived.disk_reads import DiskReads
+from twinstream.schedule.derived.disk_copies import DiskCopies
 from twinstream.schedule.derived.makers import with_makers
 from twinstream.schedule.derived.waits import derive_waits
 from twinstream.schedule.document import RankSchedule
@@ -204,7 +204,7 @@ class _Flush:
         self._schedule, self._updates = schedule, updates
         self._map = AccessMap(schedule.tensors, schedule.slots)
         self._placed = _Placed(self._map)
-        self._reads = DiskReads(self._map, schedule.ops)
+        self._by_disk = DiskCopies(self._map, schedule.ops)
         self._final: dict[int, int] = {}  # by leaf that is updated
         self._slots: dict[int, dict[str, None]] = {}  # by leaf, where it may lie
 
@@ -224,7 +224,7 @@ class _Flush:
         for leaf, slot in leaves:
             maker = self._placed.maker(leaf, slot, self._content(leaf))
             if maker is None:
-                for copy in self._reads.to_device(self._restored(leaf, slot)):
+                for copy in self._by_disk.by_host(self._restored(leaf, slot)):
                     found.append(copy)
                     self._placed.run(copy)
                 maker = len(found) - 1

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from twinstream.schedule.document import RankSchedule
-from twinstream.schedule.ops import DISK_READ, Copy, Feed, Fetch
+from twinstream.schedule.ops import DISK_QUEUES, DISK_READ, DISK_WRITE, Copy, Feed, Fetch
 from twinstream.schedule.proof.accesses import AccessMap, uses_of
 from twinstream.schedule.proof.violations import (
     ArenaExceedsCap,
@@ -90,18 +90,19 @@ def _tier_violations(access_map: AccessMap) -> Iterator[Violation]:
 
 
 def _disk_violations(schedule: RankSchedule, access_map: AccessMap) -> Iterator[Violation]:
-    """A disk is read into host memory, on a queue that threads serve, and never written."""
+    """A disk is read into host memory and written from there, on a queue each for threads."""
+    queue_of, slots = {(DISK, HOST): DISK_READ, (HOST, DISK): DISK_WRITE}, access_map.slots
     for op in schedule.ops:
         on_disk = [use for use in uses_of(op) if access_map.slots[use[1]].tier == DISK]
-        reads = isinstance(op, Copy) and access_map.slots[op.source].tier == DISK
-        into_host = isinstance(op, Copy) and access_map.slots[op.destination].tier == HOST
-        if any(mode != "read" for *_, mode in on_disk):
-            what = "writes to a disk, which is only read"
-        elif on_disk and not (reads and into_host):
-            what = "takes from a disk what it does not copy to host memory"
-        elif bool(on_disk) != (op.stream.queue == DISK_READ):
-            is_not = "reads a disk, but not" if on_disk else "does not read a disk, but is"
-            what = f"{is_not} on a queue '{DISK_READ}', where nothing else is"
+        wanted = None
+        if isinstance(op, Copy):
+            wanted = queue_of.get((slots[op.source].tier, slots[op.destination].tier))
+        if on_disk and wanted is None:
+            what = "uses a disk, and does not copy between that and host memory"
+        elif op.stream.queue != wanted and (wanted or op.stream.queue in DISK_QUEUES):
+            where = "does not use a disk, but is" if wanted is None else "uses a disk, but is"
+            should = "" if wanted is None else f", not on '{wanted}'"
+            what = f"{where} on a queue '{op.stream.queue}'{should}"
         else:
             continue
         tensor, slot = on_disk[0][:2] if on_disk else (None, None)

@@ -42,7 +42,7 @@ class UnknownTier(Violation):
 
 
 class DiskMisused(Violation):
-    rule = "what lies on a disk is copied to host memory on a queue of its own, and nothing else"
+    rule = "what lies on a disk is copied to or from host memory, on a queue of its own each"
 
 
 class StreamMixed(Violation):

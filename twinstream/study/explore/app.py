@@ -48,7 +48,11 @@ _CHOICES = {
     "policy": "policy", "effort": "effort", "optimizer_state": "optimizer state",
     "kernels": "kernels", "attention": "attention",
 }  # fmt: skip
-_SCRIPTS = {"/plotly.js": get_plotlyjs, "/figures.js": lambda: asset("figures.js")}
+_SCRIPTS = {
+    "/plotly.js": get_plotlyjs,
+    "/player.js": lambda: asset("player.js"),
+    "/figures.js": lambda: asset("figures.js"),
+}
 _ALWAYS = ("policy", "effort")  # have a value
 _POLL_MS = 700
 _MENU_PX = 560

@@ -20,8 +20,9 @@ from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.residence import written_names
 from twinstream.models.decoders.spec import ModelSpec
-from twinstream.models.layout import PART
+from twinstream.models.layout import EXPERTS, PART
 from twinstream.models.layouts.layout import Layout, LayoutError
+from twinstream.models.lowering.expert_tasks import CAME
 from twinstream.models.recipes.recipe import OptimizerPlace, Recipe
 from twinstream.planner.request import TrainingStep, caps_of
 from twinstream.schedule.analysis.comparison import compare
@@ -29,6 +30,7 @@ from twinstream.schedule.cluster.projecting import RankPart, rank_part
 from twinstream.schedule.cluster.verify import require_safe
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.files import write_document
+from twinstream.schedule.sizes import gib
 from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import Workload
 from twinstream.simulator.replay import simulate
@@ -85,6 +87,10 @@ class RanksPlan(StepPlan):
         return self.layout.dp
 
     @property
+    def sharing_replicas(self) -> int:
+        return self.layout.ep
+
+    @property
     def workload(self) -> Workload:
         return self.total
 
@@ -105,18 +111,18 @@ class RanksPlan(StepPlan):
     @property
     def checkpoint_bytes(self) -> int:
         """Of what is written of all stages and parts, replicas' once; shards padded as they are."""
-        zero, tp, replicas = self.layout.zero, self.layout.tp, self.layout.dp * self.layout.cp
-        times = {
-            "parameter": replicas if zero == 3 else 1, "optimizer_state": replicas if zero else 1,
-        }  # fmt: skip
+        zero, tp, ep = self.layout.zero, self.layout.tp, self.layout.ep
+        dp = self.layout.dp * self.layout.cp
+        times = {"parameter": dp if zero == 3 else 1, "optimizer_state": dp if zero else 1}
         sizes: dict[str, int] = {}
         for part in self.schedule.schedules.values():
             tensors = {tensor.tensor_id: tensor for tensor in part.tensors}
             for item in part.carried:
                 whole = tensors[tensors[item.tensor].parent or item.tensor]
                 if whole.role in times:
-                    ranks = tp if PART in whole.tensor_id else 1
-                    sizes[whole.tensor_id] = whole.size_bytes * times[whole.role] * ranks
+                    ranks = (tp if PART in whole.tensor_id else 1) * times[whole.role]
+                    shared = ep > 1 and whole.tensor_id.endswith(EXPERTS)
+                    sizes[whole.tensor_id] = whole.size_bytes * (ep if shared else ranks)
         return sum(sizes[name] for name in written_names(list(sizes)))
 
     @property
@@ -192,7 +198,20 @@ class RanksPlan(StepPlan):
                 f"note: blocks are computed in {layout.num_parts} parts and summed {how}: the bits "
                 "are those of as many parts"
             )
+        if layout.ep > 1:
+            found.append(
+                f"note: {layout.ep} replicas share experts; each has room for all rows that all of "
+                f"them may send of a chunk, {gib(self._room_of_rows)}, and none is dropped"
+            )
         return found
+
+    @property
+    def _room_of_rows(self) -> int:
+        """Of what may come of one chunk to a rank's experts in backward, which is more."""
+        tensors = self.schedule.schedules["stage 0"].tensors
+        came = {t.tensor_id: t.size_bytes for t in tensors if t.tensor_id.startswith(CAME)}
+        first = min(came, default="").rpartition(".")[2]
+        return sum(size for name, size in came.items() if name.endswith(f".{first}"))
 
 
 Plan = DevicePlan | RanksPlan
@@ -322,7 +341,8 @@ def require_possible(options: TrainOptions) -> None:
             raise OptionsError(f"{what}: {_WITHOUT}")
         return
     alone = {
-        **dict.fromkeys(("pp", "dp", "tp", "cp", "virtual_stages"), 1), "zero": 0, "pipeline": None,
+        **dict.fromkeys(("pp", "dp", "tp", "cp", "ep", "virtual_stages"), 1), "zero": 0,
+        "pipeline": None,
     }  # fmt: skip
     given = [name for name, one in alone.items() if getattr(options, name) not in (None, one)]
     if given:

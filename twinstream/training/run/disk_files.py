@@ -1,20 +1,23 @@
-"""The files that a run reads frozen weights from: the model's own, or copies made once.
+"""The files that a run has on a drive: of frozen weights the model's own, or copies made once.
 
 A group is read where the model's files have it, if they lie under the folder that the user named
 and hold it byte for byte as it is trained beside. Any other is written there once, as it lies in
-memory, and is there for the next run of the same model.
+memory, and is there for the next run of the same model. What is trained lies in a file of the
+run's own, which is gone when the run is.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from twinstream.hardware_profiles.memories import DISK_READS
+from twinstream.hardware_profiles.memories import DISK_READS, DISK_WRITES
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.providers.trained import layout_of
 from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.document import RankSchedule
+from twinstream.schedule.ops import Compute
 from twinstream.schedule.sizes import brief
 from twinstream.schedule.tensors import DISK
 from twinstream.training.machine import Tell
@@ -30,16 +33,26 @@ _COPIES = "twinstream-weights-"  # begins the name of a folder with copies
 
 
 def groups_on_disk(schedule: RankSchedule, *, alone: bool = False) -> list[str]:
-    """Return the groups of parameters that a schedule has at home on a disk, whole or in part.
+    """Return the groups of parameters that a schedule only reads, and has at home on a disk, whole
+    or in part.
 
     Args:
         alone: leave out what is somewhere else, too, when a pass begins.
     """
     slots = {slot.slot_id for slot in schedule.slots if slot.tier == DISK}
     parents = {tensor.tensor_id: tensor.parent for tensor in schedule.tensors}
+    made = {
+        parents[operand.tensor] or operand.tensor
+        for op in schedule.ops
+        if isinstance(op, Compute)
+        for operand in op.operands
+        if operand.mode != "read"
+    }
     there, elsewhere = dict[str, None](), set[str]()
     for item in schedule.carried:
         name = parents[item.tensor] or item.tensor
+        if name in made or not name.startswith(_PARAMETERS):
+            continue
         if item.slot in slots:
             there[name] = None
         else:
@@ -51,16 +64,16 @@ def groups_on_disk(schedule: RankSchedule, *, alone: bool = False) -> list[str]:
 def disk_files(
     schedule: RankSchedule, model: OpenedModel, options: TrainOptions, machine: Machine, tell: Tell
 ) -> "DiskFiles | None":
-    """Find the files of what a schedule reads from a disk, and make copies of what no file has;
-    None of one that reads nothing.
+    """Find the files of what a schedule has on a disk and only reads, and make copies of what no
+    file has; None of one that has nothing there.
 
     Raises:
         WeightsError: a file has gone, or a copy cannot be written.
         OptionsError: an adapter that is gone on from has frozen weights of its own.
     """
-    groups = groups_on_disk(schedule)
-    if not groups:
+    if all(slot.tier != DISK for slot in schedule.slots):
         return None
+    groups = groups_on_disk(schedule)
     from twinstream.executor.providers.registry import provider_of
     from twinstream.executor.weights.disk_reader import DiskFiles
 
@@ -77,7 +90,11 @@ def disk_files(
         found |= _copies(copied, model, recipe, options, provider, tell)
     extents = {f"{_PARAMETERS}{group}": found[group] for group in groups}
     rate, limited = machine.rate(DISK_READS.rate_field), options.disk_bandwidth is not None
-    return DiskFiles(extents, rate, limited, tell)
+    files = DiskFiles(extents, rate, limited, tell)
+    if machine.disk_write_bytes_per_s is None:
+        return files
+    written, overlap = machine.rate(DISK_WRITES.rate_field), machine.number("disk_overlap")
+    return replace(files, place=place, written_bytes_per_s=written, overlap=overlap)
 
 
 def _lies_in(path: Path, place: Path) -> bool:

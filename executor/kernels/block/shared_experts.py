@@ -1,0 +1,207 @@
+"""Experts that ranks share: what goes to them, and what they make of rows of all ranks.
+
+Each rank has some of a layer's experts. It gets the rows that go to them, rank after rank and of
+each rank expert by expert, and multiplies the rows of one rank at a time: in products of the shapes
+that this rank would have with all experts, so that bits are the same. How many rows there are the
+host reads from `counts`. Legend: S rows of a chunk, R rows that came, N ranks, E experts of all, D
+d_model, F width of an expert.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from twinstream.executor.kernels.block.block_operands import BlockOperands
+from twinstream.executor.kernels.block.experts_forward import RoutedRows, write_rows
+from twinstream.executor.kernels.calls import Calls
+from twinstream.executor.kernels.experts.permutation import gather_rows, write_row_weights
+from twinstream.executor.kernels.operand import DTYPES, KernelOperand, Operands
+from twinstream.executor.kernels.vector.gradients import gradient_views, weight_views
+from twinstream.executor.kernels.vector.vector_ops import VectorOps
+from twinstream.executor.kernels.workspace import Workspace
+from twinstream.models.kernel_costs.attributes import (
+    Attributes,
+    experts_of,
+    is_frozen,
+    ranks_of_experts,
+    typed_attribute,
+)
+from twinstream.models.layout import FlatLayout, experts_shapes, packed_layout
+from twinstream.schedule.ops import Mode
+
+
+def block_dispatch_backward(
+    operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
+) -> None:
+    """Write normed rows, the gradients of what comes of them, and what they count, all permuted."""
+    block = BlockOperands.of(operands, attributes, vector, calls)
+    rows, normed = RoutedRows.take(block), block.take(block.call.spec.d_model)
+    d_hidden = block.tokens_by_width("d_hidden")
+    d_rows_SD = operands["d_rows"].view(block.call.dtype, tuple(block.sent_rows.shape))
+    calls.add(vector.write_normed, block.norm("ffn_norm"), normed)
+    write_rows(block, rows, normed)
+    calls.add(gather_rows, normed, rows.to, block.sent_rows)
+    calls.add(gather_rows, d_hidden, rows.to, d_rows_SD)
+    calls.add(write_row_weights, block.routes.weights, rows.to, block.sent_weights)
+
+
+def experts_forward(
+    operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
+) -> None:
+    """Turn the rows that came into what their experts make of them."""
+    shared = _SharedExperts.of(operands, attributes, vector)
+    gate_up_S2F, product_SF = shared.take(2), shared.take(1)
+    calls.add(shared.forward, gate_up_S2F, product_SF)
+
+
+def experts_backward(
+    operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
+) -> None:
+    """Turn gradients of outputs into those of rows, and what rows count into its gradient; add the
+    gradients of the experts' weights, those of each rank's rows to a piece of their own if there
+    are as many pieces."""
+    shared = _SharedExperts.of(operands, attributes, vector)
+    pieces = shared.gradients(attributes, calls)
+    temporaries = _Temporaries(
+        shared.take(2), shared.take(2), shared.take(1),
+        shared.workspace.take((shared.num_rows,), torch.float32),
+        shared.workspace.take((shared.num_rows,), torch.int64),
+    )  # fmt: skip
+    calls.add(shared.backward, pieces, temporaries)
+
+
+class _Temporaries(NamedTuple):
+    """Of as many rows as one rank can send."""
+
+    gate_up: torch.Tensor
+    d_gate_up: torch.Tensor
+    product: torch.Tensor
+    d_weights: torch.Tensor
+    places: torch.Tensor
+
+
+class _Piece(NamedTuple):
+    """Where the gradients of the experts' weights go; `mode` of the first rows that come there."""
+
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    mode: Mode
+
+
+class _OfRank(NamedTuple):
+    """The rows that one rank has sent: where they lie, and where those of each expert end."""
+
+    rows: slice
+    ends: torch.Tensor
+
+
+@dataclass(frozen=True)
+class _SharedExperts:
+    """A rank's experts, and the rows that have come to them."""
+
+    operands: Operands
+    vector: VectorOps
+    workspace: Workspace
+    dtype: torch.dtype
+    num_rows: int  # of a chunk, which are the most that a rank sends
+    d_model: int
+    d_ff: int
+    count: int  # of all experts
+    own: slice  # of them
+
+    @classmethod
+    def of(cls, operands: Operands, attributes: Attributes, vector: VectorOps) -> "_SharedExperts":
+        experts, ep = experts_of(attributes), ranks_of_experts(attributes)
+        assert experts is not None
+        tokens, d_model, first = (
+            typed_attribute(attributes, name, int)
+            for name in ("num_tokens", "d_model", "first_expert")
+        )
+        return cls(
+            operands, vector, Workspace(operands["scratch"].bytes),
+            DTYPES[typed_attribute(attributes, "dtype", str)], tokens * experts.per_token, d_model,
+            experts.d_ff, experts.count, slice(first, first + experts.count // ep),
+        )  # fmt: skip
+
+    def forward(self, gate_up_S2F: torch.Tensor, product_SF: torch.Tensor) -> None:
+        rows_RD, weights = self._rows("rows"), self._weights
+        for one in self._ranks():
+            x, ends = rows_RD[one.rows], one.ends
+            gate_up, product = gate_up_S2F[: len(x)], product_SF[: len(x)]
+            multiply = self.vector.grouped_matmul
+            multiply(x, weights["experts_gate_up"].transpose(1, 2), ends, gate_up)
+            self.vector.write_swiglu(gate_up, product)
+            multiply(product, weights["experts_down"].transpose(1, 2), ends, x)
+
+    def backward(self, pieces: list[_Piece], temporaries: _Temporaries) -> None:
+        """As `ExpertsBackward` has it of rows that were not sent."""
+        rows_RD, d_rows_RD, weights = self._rows("rows"), self._rows("d_rows"), self._weights
+        row_weights_R = self.operands["row_weights"].bytes.view(torch.float32)
+        vector, multiply = self.vector, self.vector.grouped_matmul
+        torch.arange(self.num_rows, out=temporaries.places)
+        for number, one in enumerate(self._ranks()):
+            x, d, counts_R1 = rows_RD[one.rows], d_rows_RD[one.rows], row_weights_R[one.rows, None]
+            gate_up, d_gate_up, product, d_weights, places = (t[: len(x)] for t in temporaries)
+            d_product, ends = d_gate_up[:, self.d_ff :], one.ends
+            multiply(x, weights["experts_gate_up"].transpose(1, 2), ends, gate_up)
+            multiply(d, weights["experts_down"], ends, d_product)
+            vector.write_swiglu(gate_up, product)
+            vector.weigh_rows(d_product, product, counts_R1, places, d_weights[:, None])
+            counts_R1.copy_(d_weights[:, None])
+            self._add(pieces, number, "down", (d, product, ends))
+            vector.swiglu_backward(gate_up, d_gate_up, None)
+            self._add(pieces, number, "gate_up", (d_gate_up, x, ends))
+            multiply(d_gate_up, weights["experts_gate_up"], ends, d)
+
+    def gradients(self, attributes: Attributes, calls: Calls) -> list[_Piece]:
+        """One for each rank, or one for all; none of frozen experts."""
+        if is_frozen(attributes, "frozen_experts"):
+            return []
+        flat = self.operands["expert_gradients"]
+        count = typed_attribute(attributes, "num_pieces", int)
+        found = []
+        for piece in flat.bytes.chunk(count):
+            one = KernelOperand(piece, flat.mode)
+            views = gradient_views(one, self._layout, attributes, calls)
+            found.append(_Piece(views["experts_gate_up"], views["experts_down"], flat.mode))
+        return found
+
+    def take(self, widths: int) -> torch.Tensor:
+        """Room for so many widths of an expert of each row that one rank sends."""
+        return self.workspace.take((self.num_rows, widths * self.d_ff), self.dtype)
+
+    def _add(
+        self, pieces: list[_Piece], number: int, name: str,
+        factors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    ) -> None:  # fmt: skip
+        if not pieces:
+            return
+        piece = pieces[number % len(pieces)]
+        gradient, mode = getattr(piece, name), piece.mode if number < len(pieces) else "update"
+        self.vector.add_grouped_gradient(gradient, *factors, mode)
+
+    def _ranks(self) -> Iterator[_OfRank]:
+        """In their order."""
+        counts_NE = self.operands["counts"].bytes.view(torch.int32).view(-1, self.count)
+        start = 0
+        for counts_E in counts_NE[:, self.own]:
+            ends = counts_E.cumsum(0, dtype=torch.int32)
+            stop = start + int(ends[-1])
+            yield _OfRank(slice(start, stop), ends)
+            start = stop
+
+    def _rows(self, name: str) -> torch.Tensor:
+        """[R, D], and room behind them."""
+        return self.operands[name].bytes.view(self.dtype).view(-1, self.d_model)
+
+    @property
+    def _weights(self) -> dict[str, torch.Tensor]:
+        return weight_views(self.operands["experts"], self._layout, self.dtype)
+
+    @property
+    def _layout(self) -> FlatLayout:
+        count = self.own.stop - self.own.start
+        shapes = experts_shapes(count, self.d_ff, self.d_model)
+        return packed_layout(shapes, self.dtype.itemsize)
