@@ -49,7 +49,7 @@ def calls_of(meeting: Meeting) -> list[Call]:
         return [] if len(meeting.operands) == 1 else [partial(_copy, taken, given)]
     match meeting.op.collective:
         case "all_gather":
-            return [_gather(taken, given, meeting.group)]
+            return [_gather(taken, given, meeting.group, last_first=meeting.op.last_first is True)]
         case "all_to_all" if meeting.op.counts is not None:
             return [_swap_rows(taken, given, meeting.operands[2].bytes, meeting.group)]
         case "all_to_all":
@@ -116,6 +116,7 @@ def _reduce_scatter(meeting: Meeting, given: torch.Tensor, taken: torch.Tensor) 
     (reduction,), group, scratch = meeting.reductions, meeting.group, meeting.scratch
     typed = taken.view(reduction.dtype)
     if not reduction.in_rank_order:
+        assert not reduction.last_first, "a library scatters in rank order"
         scatter = _named("reduce_scatter_single", "reduce_scatter_tensor")
         whole = given.view(reduction.dtype)
         return [lambda: scatter(typed, whole, group=group.process_group) and None]
@@ -125,10 +126,14 @@ def _reduce_scatter(meeting: Meeting, given: torch.Tensor, taken: torch.Tensor) 
     for begin, part in reduction.stretches():
         shard = slice(begin, begin + part.num_elements)
         sent = given
-        if part.num_elements < reduction.shard_elements or reduction.pieces > 1:
-            sent = scratch[part.scratch_bytes :][: part.pieces_bytes]  # to be sent it lies together
-            some = shards[:, :, shard]
-            calls.append(partial(_copy, sent.view(reduction.dtype).view(some.shape), some))
+        if part.num_elements < reduction.shard_elements or reduction.is_sorted_first:
+            # of each shard; to be sent it lies together, in rank order
+            sent = scratch[part.scratch_bytes :][: part.pieces_bytes]
+            rows = sent.view(reduction.dtype).view(group.size, reduction.pieces, -1)
+            order = range(group.size)[:: -1 if reduction.last_first else 1]
+            calls += [
+                partial(_copy, rows[i], shards[place, :, shard]) for i, place in enumerate(order)
+            ]
         calls += [
             _swap(part.pieces(scratch), sent, group),
             partial(part.add, scratch, typed[shard]),
@@ -136,8 +141,13 @@ def _reduce_scatter(meeting: Meeting, given: torch.Tensor, taken: torch.Tensor) 
     return calls
 
 
-def _gather(taken: torch.Tensor, given: torch.Tensor, group: ChannelGroup) -> Call:
+def _gather(
+    taken: torch.Tensor, given: torch.Tensor, group: ChannelGroup, *, last_first: bool = False
+) -> Call:
     """Every rank's bytes in rank order; `given` may be this rank's place in `taken`."""
+    if last_first:
+        shards = list(taken.chunk(group.size))[::-1]
+        return lambda: dist.all_gather(shards, given, group=group.process_group) and None
     gather = _named("all_gather_single", "all_gather_into_tensor")
     return lambda: gather(taken, given, group=group.process_group) and None
 

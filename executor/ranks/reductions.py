@@ -27,6 +27,7 @@ class Reduction:
     shard_elements: int
     rest: Sum
     pieces: int = 1
+    last_first: bool = False
 
     @property
     def scratch_bytes(self) -> int:
@@ -35,8 +36,14 @@ class Reduction:
             return 0
         stretches = list(self.stretches())
         most = max((part.scratch_bytes for _, part in stretches), default=0)
-        sent = stretches[0][1].pieces_bytes if len(stretches) > 1 or self.pieces > 1 else 0
+        moves = len(stretches) > 1 or self.is_sorted_first
+        sent = stretches[0][1].pieces_bytes if stretches and moves else 0
         return max(most + sent, self.rest.scratch_bytes)
+
+    @property
+    def is_sorted_first(self) -> bool:
+        """Whether what goes to a rank does not lie together, in rank order, in what is given."""
+        return self.pieces > 1 or self.last_first
 
     @property
     def sharded_bytes(self) -> int:
@@ -49,7 +56,7 @@ class Reduction:
         most = max(1, _STRETCH_BYTES // (count * self.dtype.itemsize))
         for begin in range(0, self.shard_elements, most):
             size = min(most, self.shard_elements - begin)
-            yield begin, Sum(size, count, self.dtype)
+            yield begin, Sum(size, count, self.dtype, self.rest.pairwise)
 
 
 def reductions_of(
@@ -80,11 +87,12 @@ def reductions_of(
         found.append(
             Reduction(
                 dtype=dtype,
-                in_rank_order=op.reduction == "rank_order",
+                in_rank_order=op.reduction != "library",
                 num_ranks=num_ranks,
                 shard_elements=each,
-                rest=Sum(count - each * num_ranks, num_ranks, dtype),
+                rest=Sum(count - each * num_ranks, num_ranks, dtype, op.reduction == "pairwise"),
                 pieces=pieces,
+                last_first=op.last_first is True,
             )
         )
     return found

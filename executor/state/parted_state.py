@@ -23,20 +23,21 @@ from twinstream.models.providers.trained import all_groups, layout_of
 from twinstream.models.recipes.quantized_base import SCALES
 from twinstream.models.recipes.recipe import Recipe
 
-Place = tuple[int, int]  # of a rank: which of the replicas, which of the ranks of tp
+Place = tuple[int, int, int]  # which of the replicas, of the ranks of cp, of those of tp
 
 
 def place_of(coordinates: Mapping[str, int], ep: int = 1) -> Place:
     """Of a rank, by what decides its state beside its stage, where `ep` replicas share experts."""
     replica = coordinates.get("dp", 0) * ep + coordinates.get("ep", 0)
-    return replica, coordinates.get("tp", 0)
+    return replica, coordinates.get("cp", 0), coordinates.get("tp", 0)
 
 
 @dataclass(frozen=True)
 class RankStates:
     """The cut of a model's state over the replicas and the tensor parallel ranks of a layout.
 
-    `split` is the model as one of them has it; None where each has all of a stage.
+    `split` is the model as one of them has it; None where each has all of a stage. Ranks of cp keep
+    what replicas do: each has its shards, or all.
     """
 
     spec: ModelSpec
@@ -47,7 +48,8 @@ class RankStates:
     def of(cls, spec: ModelSpec, recipe: Recipe, layout: Layout) -> "RankStates | None":
         """None where each rank of a stage has all of what the stage has."""
         found = cls(spec, recipe, layout)
-        return None if found.split is None and not layout.zero * (layout.dp - 1) else found
+        is_sharded = layout.zero and layout.dp * layout.cp > 1
+        return found if found.split is not None or is_sharded else None
 
     def names(self, name: str) -> list[str]:
         """Return what a rank has of a tensor of the whole."""
@@ -61,13 +63,13 @@ class RankStates:
             found = {}
             for name, flat in state.items():
                 found |= self._in_parts(name, flat, rank)
-        return self._sharded.shard(found, place[0])
+        return self._sharded.shard(found, place[0] * self.layout.cp + place[1])
 
     def whole(self, states: Mapping[Place, State]) -> State:
         """The state again, from that of all replicas and ranks of tp of a stage."""
         joined: dict[int, State] = {}
-        for rank in sorted({rank for _, rank in states}):
-            replicas = [place for place in sorted(states) if place[1] == rank]
+        for rank in sorted({place[2] for place in states}):
+            replicas = [place for place in sorted(states) if place[2] == rank]
             whole = self._sharded.whole([states[place] for place in replicas])
             for place in replicas if self.layout.ep > 1 else replicas[:1]:
                 own = {name: states[place][name] for name in whole if self._is_shared(name)}
@@ -90,7 +92,7 @@ class RankStates:
 
     def _rank(self, place: Place) -> int:
         """Which of the ranks that the model is split over it is."""
-        return place[1] if self.layout.ep == 1 else place[0] % self.layout.ep
+        return place[2] if self.layout.ep == 1 else place[0] % self.layout.ep
 
     def _is_shared(self, name: str) -> bool:
         return shares_experts(self.layout, name)

@@ -50,6 +50,44 @@ def attention_part_backward(of: ChunkWork) -> tuple[Work, ...]:
     )
 
 
+def kv_part_forward(of: ChunkWork) -> tuple[Work, ...]:
+    t, s = of.tokens, of.spec
+    return (
+        of.vector("rms_norm", 2 * t * s.d_model),
+        of.matmul(t, 2 * s.d_kv, s.d_model),
+        of.vector("rope", 2 * t * s.d_kv),
+    )
+
+
+def context_part_forward(of: ChunkWork) -> tuple[Work, ...]:
+    """Q, attention of gathered K and V, and the output projection."""
+    return (*attention_part_recompute(of), of.matmul(of.tokens, of.spec.d_model, of.spec.d_q))
+
+
+def context_part_backward(of: ChunkWork) -> tuple[Work, ...]:
+    """From the output to the gradients of rotated Q and of all K and V seen."""
+    t, s = of.tokens, of.spec
+    return (
+        of.matmul(t, s.d_q, s.d_model),
+        of.vector("rope", 2 * t * s.d_q),
+        of.attention_backward(),
+        of.gradient_matmul(s.d_model, s.d_q, t),
+    )
+
+
+def qkv_part_backward(of: ChunkWork) -> tuple[Work, ...]:
+    """From these to the normed input."""
+    t, s = of.tokens, of.spec
+    d, n = s.d_model, s.d_q + 2 * s.d_kv
+    return (
+        of.vector("rope_backward", 2 * t * n),
+        of.vector("rms_norm", 2 * t * d),
+        *([of.matmul(t, s.d_kv, d)] if s.qk_norm else []),
+        of.matmul(t, d, n),
+        of.gradient_matmul(n, d, t),
+    )
+
+
 def mlp_part_recompute(of: ChunkWork) -> tuple[Work, ...]:
     """Gate and up."""
     t, s = of.tokens, of.spec

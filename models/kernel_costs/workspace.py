@@ -45,6 +45,7 @@ from twinstream.models.kernel_costs.scratch_sizes import (
 )
 from twinstream.models.layout import aligned
 from twinstream.models.options import Experts
+from twinstream.schedule.cluster.projecting import attributes_of_ranks
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import KernelCall
 
@@ -77,7 +78,7 @@ def workspace_bytes(kernel: str, attributes: Attributes) -> int:
         raise TwinstreamError(
             f"kernel '{kernel}' has no workspace formula; known kernels: {', '.join(_FORMULAS)}"
         )
-    return _FORMULAS[kernel](attributes)
+    return max(map(_FORMULAS[kernel], attributes_of_ranks(attributes)))
 
 
 def library_bytes(call: KernelCall) -> int:
@@ -92,7 +93,8 @@ def library_bytes(call: KernelCall) -> int:
     if of_pass is None:
         return 0
     name = typed_attribute(call.attributes, "attention", str)
-    return attention_limits(name).allocates(of_pass, attention_shape(call.attributes))
+    shapes = map(attention_shape, attributes_of_ranks(call.attributes))
+    return max(attention_limits(name).allocates(of_pass, shape) for shape in shapes)
 
 
 def _block_forward(attributes: Attributes) -> int:

@@ -94,12 +94,25 @@ class Job(Node):
     @property
     def workload(self) -> Workload:
         """The step of one replica: a round for each microbatch."""
+        rounds = {"rounds_per_step": self.num_microbatches}
         if self.cut is not None:
-            return self.cut.model_copy(update={"rounds_per_step": self.num_microbatches})
-        return Workload(
+            return self._in_slices(self.cut).model_copy(update=rounds)
+        whole = Workload(
             seq_len=self.seq_len, chunk_tokens=self.layout.micro_batch * self.seq_len,
             chunks_per_round=1, rounds_per_step=self.num_microbatches,
         )  # fmt: skip
+        return self._in_slices(whole)
+
+    def _in_slices(self, workload: Workload) -> Workload:
+        """Chunks are no longer than slices of a layout that splits sequences and that runs."""
+        layout, kernels = self.layout, self.recipe.kernels
+        is_own = kernels is not None and kernels.vector != "megatron"
+        size, left = divmod(workload.seq_len, layout.num_slices)
+        if not layout.splits_sequences or not is_own or left or workload.packing is not None:
+            return workload
+        chunk = min(size, workload.chunk_tokens)
+        count = workload.chunk_tokens * workload.chunks_per_round // chunk
+        return workload.model_copy(update={"chunk_tokens": chunk, "chunks_per_round": count})
 
     @property
     def step(self) -> Workload:

@@ -7,8 +7,8 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import Count, PositiveCount
-from twinstream.schedule.ops import Reduction
 
+ReplicaSum = Literal["rank_order", "library"]
 Pipeline = Literal["gpipe", "1f1b", "interleaved", "ring", "zero_bubble"]
 RUN_PIPELINES = tuple(name for name in get_args(Pipeline) if name != "zero_bubble")  # by ranks here
 Recompute = Literal["auto", "none", "selective", "mlp", "experts", "attention", "full"]
@@ -27,7 +27,11 @@ class Layout(Node):
             vocabulary are computed, whatever tp is; what they make is added up in their order, in
             float32. So every tp that divides it has the same bits. None: a part a rank, and the
             transport's own sums.
-        cp: context parallel: each sequence is split, keys and values go around a ring.
+        cp: context parallel: each sequence is split. Keys and values go around a ring, or, by our
+            kernels, each rank gathers those of all.
+        cp_parts: of ranks that run, in how many parts a sequence is computed, whatever cp is; each
+            is a slice and its mirror image. Gradients are added up by parts, in pairs. So every cp
+            that divides it has the same bits where both are powers of two. None: a part a rank.
         pp: pipeline stages; `virtual_stages` of them on each rank (interleaved, ring).
         dp: data parallel replicas, GPUs / (tp cp pp); `ep` of them share the routed experts.
         etp: ranks that split each expert's width: tp (None), or 1, where `ep` ranks of tp x dp
@@ -57,6 +61,7 @@ class Layout(Node):
     tp: PositiveCount = 1
     parts: PositiveCount | None = None
     cp: PositiveCount = 1
+    cp_parts: PositiveCount | None = None
     pp: PositiveCount = 1
     dp: PositiveCount = 1
     ep: PositiveCount = 1
@@ -70,7 +75,7 @@ class Layout(Node):
     recompute: Recompute = "none"
     sequence_parallel: bool = True
     dp_overlap: bool = True
-    reduction: Reduction = "rank_order"
+    reduction: ReplicaSum = "rank_order"
     stage_layers: Annotated[tuple[Count, ...], Field(strict=False)] | None = None
     expert_imbalance: Annotated[float, Field(ge=1, le=1e3, allow_inf_nan=False)] = 1.0
     expert_nodes: PositiveCount | None = None
@@ -91,6 +96,7 @@ class Layout(Node):
         document: dict[str, object] = serialize(self)
         usual = {
             "etp": self.etp is None, "tp_overlap": not self.tp_overlap, "parts": self.parts is None,
+            "cp_parts": self.cp_parts is None,
             "capacity_factor": self.capacity_factor is None,
             "expert_nodes": self.expert_nodes is None,
         }  # fmt: skip
@@ -125,8 +131,18 @@ class Layout(Node):
 
     @property
     def in_parts(self) -> bool:
-        """Whether blocks are parts with sums between them, be it on one rank."""
-        return self.tp > 1 or self.parts is not None
+        """Whether blocks are parts with collectives between them, be it on one rank."""
+        return self.tp > 1 or self.parts is not None or self.splits_sequences
+
+    @property
+    def splits_sequences(self) -> bool:
+        """Whether a sequence is computed in parts, be it on one rank."""
+        return self.cp > 1 or self.cp_parts is not None
+
+    @property
+    def num_slices(self) -> int:
+        """In how many slices a sequence is computed at least, two for each of its parts."""
+        return 2 * (self.cp if self.cp_parts is None else self.cp_parts)
 
     @property
     def num_gpus(self) -> int:
@@ -143,7 +159,8 @@ class Layout(Node):
         stages = f"pp{self.pp}" + (f"x{self.virtual_stages}" if self.virtual_stages > 1 else "")
         words = {
             f"tp{self.tp}": self.tp > 1, f"parts{self.parts}": self.parts is not None,
-            f"cp{self.cp}": self.cp > 1, stages: self.pp > 1,
+            f"cp{self.cp}": self.cp > 1, f"cp_parts{self.cp_parts}": self.cp_parts is not None,
+            stages: self.pp > 1,
             f"dp{self.dp}": self.dp > 1 or self.num_gpus == 1, f"ep{self.ep}": self.ep > 1,
             f"etp{self.etp}": self.etp not in (None, self.tp),
             f"nodes{self.expert_nodes}": self.expert_nodes is not None,

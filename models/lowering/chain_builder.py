@@ -28,6 +28,7 @@ class CollectiveCall(NamedTuple):
     Fields:
         shift: how much further along the axis the rank is that is sent to or heard.
         reduction: of a sum, in which order it is made.
+        last_first: shards lie in the reverse of rank order.
     """
 
     collective: str
@@ -35,11 +36,13 @@ class CollectiveCall(NamedTuple):
     queue: str
     shift: int = 0
     reduction: str | None = None
+    last_first: bool = False
 
     @property
     def call_id(self) -> str:
         """The name of the call, of all tasks that say the same to the same ranks."""
-        return ".".join((COMMUNICATE, self.queue, self.collective, *self.axes))
+        order = ("last_first",) if self.last_first else ()
+        return ".".join((COMMUNICATE, self.queue, self.collective, *self.axes, *order))
 
     @property
     def call(self) -> KernelCall:
@@ -51,6 +54,8 @@ class CollectiveCall(NamedTuple):
             attributes["shift"] = self.shift
         if self.reduction is not None:
             attributes["reduction"] = self.reduction
+        if self.last_first:
+            attributes["last_first"] = True
         return KernelCall(kernel=COMMUNICATE, attributes=attributes, cost=())
 
 

@@ -10,9 +10,13 @@ from twinstream.models.kernel_costs.part_work import (
     attention_part_backward,
     attention_part_forward,
     attention_part_recompute,
+    context_part_backward,
+    context_part_forward,
+    kv_part_forward,
     mlp_part_backward,
     mlp_part_forward,
     mlp_part_recompute,
+    qkv_part_backward,
 )
 from twinstream.models.kernel_costs.triton_work import TritonChunkWork
 from twinstream.models.kernel_costs.work import ChunkWork
@@ -34,6 +38,11 @@ _PARTS: Mapping[str, Callable[[ChunkWork], tuple[Work, ...]]] = {
     "attention_part_forward": attention_part_forward,
     "attention_part_recompute": attention_part_recompute,
     "attention_part_backward": attention_part_backward,
+    "kv_part_forward": kv_part_forward,
+    "context_part_forward": context_part_forward,
+    "context_part_recompute": attention_part_recompute,
+    "context_part_backward": context_part_backward,
+    "qkv_part_backward": qkv_part_backward,
     "mlp_part_forward": mlp_part_forward,
     "mlp_part_recompute": mlp_part_recompute,
     "mlp_part_backward": mlp_part_backward,
@@ -62,20 +71,26 @@ class KernelCalls:
         ep = 1 if self.layout is None else self.layout.ep
         return kind(spec or self.spec, self.workload, start, self.recipe, ep)
 
-    def _start(self, chunk: int) -> int:
+    def _starts(self, chunk: int) -> tuple[int, ...]:
+        """Where a chunk begins in its sequence, on each of the ranks that have slices of it."""
         cache = self.workload.cache
         filled = 0 if cache is None else cache.filled
-        return filled + chunk % self.workload.chunks_per_sequence * self.workload.chunk_tokens
+        return (filled + chunk % self.workload.chunks_per_sequence * self.workload.chunk_tokens,)
 
     def block(
-        self, kernel: str, chunk: int, layer: int, *, frozen: frozenset[str] = frozenset()
-    ) -> str:
+        self, kernel: str, chunk: int, layer: int, *, frozen: frozenset[str] = frozenset(),
+        told: Mapping[str, Attribute] | None = None,
+    ) -> str:  # fmt: skip
         """Of a block; chunks that begin alike share it, and layers that are built alike.
+
+        Ranks that begin at several places take as long as one that begins at their mean.
 
         Args:
             frozen: those of the layer's groups that have no gradient.
+            told: what else follows from where the chunk begins.
         """
-        spec, start = self.spec.layer(layer), self._start(chunk)
+        spec, starts = self.spec.layer(layer), self._starts(chunk)
+        start = sum(starts) // len(starts)
         is_frozen = str(layer) in frozen
         experts_frozen = f"{layer}{EXPERTS}" in frozen
         call_id = f"{kernel}@{start}" + (".frozen" if is_frozen else "")
@@ -116,8 +131,9 @@ class KernelCalls:
             "dtype": spec.dtype,
             "num_tokens": self.workload.chunk_tokens,
             "seq_len": self.workload.seq_len,
-            "chunk_start": start,
+            **by_rank("cp", {"chunk_start": starts}),
             "attention": self.recipe.implementations.attention,
+            **(told or {}),
         }
         if spec.qk_norm_rows:
             attributes["qk_norm_rows"] = True

@@ -63,7 +63,7 @@ def shares_experts(layout: Layout, group: str) -> bool:
 
 def replica_axes(layout: Layout, group: str) -> dict[str, int]:
     """Axes of the mesh, with their sizes, over which replicas hold the same of a group."""
-    sizes = {"dp": layout.dp // layout.ep, "ep": layout.ep}
+    sizes = {"dp": layout.dp // layout.ep, "ep": layout.ep, "cp": layout.cp}
     shared = ("ep",) if shares_experts(layout, group) else ()
     return {axis: size for axis, size in sizes.items() if size > 1 and axis not in shared}
 

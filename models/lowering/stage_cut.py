@@ -16,6 +16,7 @@ from twinstream.models.lowering.sharding import (
 )
 from twinstream.models.providers.trained import all_groups, trained_groups
 from twinstream.models.recipes.adapter_layout import adapter_group, lora_of_layer
+from twinstream.schedule.ops import Reduction
 from twinstream.schedule.workload import Workload
 
 
@@ -42,6 +43,13 @@ class StageCut:
     def replicas(self, group: str) -> tuple[str, ...]:
         """Axes of the mesh over which gradients of a group are summed."""
         return tuple(replica_axes(self.layout, group))
+
+    @property
+    def reduction(self) -> Reduction:
+        """How gradients are summed: pairs of parts of sequences, where these are in parts."""
+        reduction = self.layout.reduction
+        is_ordered = reduction == "rank_order" and self.layout.splits_sequences
+        return "pairwise" if is_ordered else reduction
 
     def sharding(self, group: str) -> Sharding | None:
         """What each of the replicas keeps of a group; None where that is all."""

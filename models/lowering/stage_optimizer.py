@@ -37,8 +37,8 @@ class StageOptimizer(OptimizerTasks):
     ) -> None:  # fmt: skip
         super().__init__(builder, shapes, recipe, step_state)
         self._cut = cut
-        self.behind = 1 if cut.layout.dp > 1 and cut.layout.dp_overlap else 0
-        self.reduction = cut.layout.reduction
+        self.behind = 1 if cut.layout.dp * cut.layout.cp > 1 and cut.layout.dp_overlap else 0
+        self.reduction = cut.reduction
         self._used: tuple[tuple[str, ...], int, int] | None = None
         self.zero = cut.layout.zero
         if shapes.shares_gradient:

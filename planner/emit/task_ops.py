@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from twinstream.planner.lifetimes.live_bytes import align_up
 from twinstream.planner.pack.slot_pools import pooled_slots
@@ -36,6 +36,7 @@ class _Exchange:
     axes: tuple[str, ...]
     shift: int
     reduction: Reduction
+    last_first: Literal[True] | None
     communicator: tuple[object, ...]
 
 
@@ -79,7 +80,8 @@ class TaskWriter:
         return Communicate.made(
             op_id=task.task_id, stream=said.stream, waits=(), waits_previous=(),
             kind="communicate", collective=said.collective, axes=said.axes, shift=said.shift,
-            sequence=count, operands=operands, reduction=said.reduction, label=task.label,
+            sequence=count, operands=operands, reduction=said.reduction,
+            last_first=said.last_first, label=task.label,
         )  # fmt: skip
 
     def _operand(self, operand: TaskOperand) -> Operand:
@@ -144,9 +146,9 @@ def _exchange(call: KernelCall) -> _Exchange | None:
     """What a call says to other ranks; None if it is of a kernel."""
     if call.kernel != COMMUNICATE:
         return None
-    said = call.attributes
-    collective, queue = str(said["collective"]), str(said["queue"])
-    axes, shift = tuple(str(said["axes"]).split()), int(str(said.get("shift", 0)))
-    communicator = (axes, shift, collective) if shift else (axes, queue)
-    reduction = str(said.get("reduction", "library"))
-    return _Exchange(Stream(queue=queue), collective, axes, shift, reduction, communicator)  # type: ignore[arg-type]
+    said: Mapping[str, Any] = call.attributes
+    collective, stream = said["collective"], Stream(queue=said["queue"])
+    axes, shift = tuple(said["axes"].split()), said.get("shift", 0)
+    communicator = (axes, shift, collective) if shift else (axes, stream.queue)
+    reduction, last_first = said.get("reduction", "library"), said.get("last_first")
+    return _Exchange(stream, collective, axes, shift, reduction, last_first, communicator)

@@ -111,7 +111,6 @@ QWEN = load_preset("tiny-qwen3").model_copy(update={"num_kv_heads": 4})
         (SMALL, {"update": "muon"}, {}, "Muon, whose matrices are whole beside tp 2"),
         (QWEN, {}, {"pp": 2}, "tied embeddings on two stages beside tp 2"),
         (SMALL, {}, {"sequence_parallel": True}, "tp 2 with sequence parallelism"),
-        (SMALL, {}, {"cp": 2}, "cp 2 (no kernels here are split over cp)"),
     ],
 )  # fmt: skip
 def test_what_is_not_computed_in_parts_is_refused_by_name(spec, recipe, fields, said):

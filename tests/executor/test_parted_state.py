@@ -1,5 +1,7 @@
 """State as tensor parallel ranks have it, in parts and shards, and whole again."""
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -30,13 +32,14 @@ def noted(recipe: Recipe, preset: str = "tiny") -> tuple[RankStates, State]:
     [
         Layout(tp=2, zero=0), Layout(tp=4, zero=0), Layout(parts=4, zero=0),
         Layout(tp=2, parts=4, zero=0), Layout(tp=2, dp=2, zero=1), Layout(tp=2, dp=3, zero=3),
+        Layout(cp=3, zero=0), Layout(tp=2, cp=2, dp=2, zero=2),
     ],
     ids=lambda layout: layout.text.replace(" ", "-"),
 )  # fmt: skip
 def test_parts_put_together_are_the_state(layout, recipe, preset):
     whole, state = noted(recipe, preset)
     states = RankStates(whole.spec, recipe, layout)
-    places = [(replica, rank) for replica in range(layout.dp) for rank in range(layout.tp)]
+    places = list(product(range(layout.dp), range(layout.cp), range(layout.tp)))
     cut = {place: states.of_rank(state, place) for place in places}
     again = states.whole(cut)
     assert again.keys() == state.keys()
@@ -60,7 +63,7 @@ def test_a_rank_has_its_own_heads_columns_and_rows():
         view = flat[inner.offset_bytes : inner.offset_bytes + inner.size_bytes]
         return view.view(torch.bfloat16).view(inner.shape)
 
-    second = states.of_rank(state, (0, 1))
+    second = states.of_rank(state, (0, 0, 1))
     qkv = named("qkv_proj", state["param.1"], "1", spec)
     q, k, v = qkv.split([spec.d_q, spec.d_kv, spec.d_kv])
     own = torch.cat([one[len(one) // 2 :] for one in (q, k, v)])

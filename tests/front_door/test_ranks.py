@@ -150,7 +150,7 @@ def test_ranks_are_planned_for_a_cluster(profile):
             "'gpipe' has no virtual stages: 2 a rank need",
         ),
         (("--tp", 3), "tp 3 are 3 ranks, and there are 2"),
-        (("--cp", 2), "--cp is not of ranks that run"),
+        (("--ep", 2), "--ep is not of ranks that run"),
         (("--policy", "resident"), "--policy is not of ranks that run"),
         (("--device-mem", "1MiB"), "stage 0 does not fit 1.00 MiB of device memory"),
         (("--cluster", "nowhere"), "unknown cluster 'nowhere'"),
@@ -160,11 +160,12 @@ def test_what_ranks_cannot_be_is_said_in_one_message(flags, said):
     assert said in error_of("plan", *TINY_STEP, "--machine", "cpu", "--ranks", 2, *flags)
 
 
-def test_tensor_parallel_ranks_are_planned_by_our_kernels_and_run(tmp_path):
-    plan, split = tmp_path / "plan.json", ("--gpus", 2, "--tp", 2)
+@pytest.mark.parametrize("axis", ["tp", "cp"])
+def test_ranks_with_parts_are_planned_by_our_kernels_and_run(axis, tmp_path):
+    plan, split = tmp_path / "plan.json", ("--gpus", 2, f"--{axis}", 2)
     wanted = (*TINY_STEP, *CUT, "--machine", "cpu")
     planned = call("plan", *wanted, *split, "-o", plan, "--json").json()
-    assert planned["layout"]["tp"] == 2 and planned["runs_here"]
+    assert planned["layout"][axis] == 2 and planned["runs_here"]
     assert planned["recipe"]["kernels"]["vector"] == "eager"
     ran = call("run", plan, "--steps", 2, "--json").json()
     alone = tmp_path / "alone.json"

@@ -270,8 +270,10 @@ def _communications(one: RankClass, part: RankSchedule, chain: Chain) -> Iterato
         op, task = given[name], wanted[name]
         told = chain.calls[task.call].attributes
         axes, shift = tuple(str(told["axes"]).split()), int(str(told.get("shift", 0)))
-        same = (op.collective, op.axes, op.shift, op.stream.queue, op.reduction) == (
+        own = op.collective, op.axes, op.shift, op.stream.queue, op.reduction, op.last_first
+        same = own == (
             told["collective"], axes, shift, told["queue"], told.get("reduction", "library"),
+            told.get("last_first"),
         )  # fmt: skip
         if not same:
             yield CallDiffers(f"class '{one.name}': '{name}' is not what its stage says", (name,))

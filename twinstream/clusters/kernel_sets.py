@@ -29,8 +29,6 @@ _OWN_RECOMPUTE = ("auto", "none", "experts", "attention", "full")
 def layout_refusal(layout: Layout) -> str | None:
     """Why ranks here cannot run a layout, whatever the model; None if they can."""
     wrong = []
-    if layout.cp > 1:
-        wrong.append(f"cp {layout.cp} (no kernels here are split over cp)")
     if layout.ep > 1 and layout.in_parts:
         wrong.append(f"ep {layout.ep} beside {_in_parts(layout)} (experts are shared or in parts)")
     elif layout.ep > 1 and layout.capacity_factor is not None:
@@ -45,8 +43,13 @@ def layout_refusal(layout: Layout) -> str | None:
         )
     if layout.num_parts % layout.tp:
         wrong.append(f"{layout.parts} parts on tp {layout.tp} (as many on each rank)")
-    if layout.zero and layout.shards != layout.dp:
-        wrong.append(f"ZeRO over {layout.shards} of {layout.dp} replicas (only over all of them)")
+    if layout.num_slices % (2 * layout.cp):
+        wrong.append(
+            f"{layout.cp_parts} parts of a sequence on cp {layout.cp} (as many on each rank)"
+        )
+    replicas = layout.dp * layout.cp
+    if layout.zero and layout.shards != replicas:
+        wrong.append(f"ZeRO over {layout.shards} of {replicas} replicas (only over all of them)")
     if layout.pipeline == "zero_bubble" and layout.pp > 1:
         wrong.append("zero-bubble (kernels here make both gradients at once)")
     if layout.recompute not in _OWN_RECOMPUTE:
@@ -70,6 +73,9 @@ def parts_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | None
         f"a base in {recipe.base}, of which {block} elements of a row share a scale,": any(
             width % block for width in (decoder.d_model, *of_part)
         ),
+        "LoRA, frozen weights or a base in few bits": layout.splits_sequences
+        and (recipe.lora is not None or bool(recipe.frozen) or recipe.base != "model"),
+        "a loss of pairs": layout.splits_sequences and recipe.loss.sides > 1,
         f"the {recipe.loss.text}": recipe.loss.parts_kernel is None,
         "Muon, whose matrices are whole": recipe.update == "muon",
         "8-bit optimizer state, whose blocks lie across parts": (
@@ -116,7 +122,39 @@ def experts_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | No
 
 
 def _in_parts(layout: Layout) -> str:
-    return f"tp {layout.tp}" if layout.parts is None else f"{layout.parts} parts"
+    if layout.parts is not None or not layout.splits_sequences:
+        return f"tp {layout.tp}" if layout.parts is None else f"{layout.parts} parts"
+    return f"cp {layout.cp}" if layout.cp > 1 else f"{layout.cp_parts} parts of a sequence"
+
+
+def slices_refusal(job: Job) -> str | None:
+    """Why ranks here cannot compute the sequences of a job in slices; None if they can, or there
+    are none."""
+    layout = job.layout
+    if not layout.splits_sequences or not job.num_microbatches:
+        return None
+    workload, what, count = job.workload, _in_parts(layout), layout.num_slices
+    if workload.packing is not None:
+        return (
+            f"{what} with packed documents (sequences of one length only: data in slices has a "
+            "document in each)"
+        )
+    if workload.chunks_per_sequence % count:
+        return (
+            f"{what} with sequences of {workload.seq_len:,} tokens in chunks of "
+            f"{workload.chunk_tokens:,} (they need {count} slices, each of whole chunks)"
+        )
+    return None
+
+
+def cluster_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | None:
+    """Why a layout of a cluster is not computed by twinstream's own kernels; None if it is."""
+    why_not = run_refusal(model, recipe, layout)
+    degrees = {"tp": layout.tp, "cp": layout.cp, "ep": layout.ep}
+    split = next((axis for axis, size in degrees.items() if size > 1), None)
+    if why_not is None and split is not None:
+        return f"{split} runs here with --machine NAME --gpus N, and is priced for clusters"
+    return why_not
 
 
 def recipe_refusal(recipe: Recipe) -> str | None:
@@ -167,10 +205,7 @@ def with_kernels(job: Job, machine: Machine) -> Job:
         )
     named = job.recipe.kernels
     is_megatron = named is not None and named.vector == "megatron"
-    why_not = run_refusal(job.shape, job.recipe, job.layout)
-    split = "tp" if job.layout.tp > 1 else "ep" if job.layout.ep > 1 else None
-    if why_not is None and split is not None:
-        why_not = f"{split} runs here with --machine NAME --gpus N, and is priced for clusters"
+    why_not = cluster_refusal(job.shape, job.recipe, job.layout)
     if job.layout.recompute in ("attention", "experts") and why_not is not None:
         raise LayoutError(
             f"recompute '{job.layout.recompute}' is of twinstream's own kernels, and not for this: "

@@ -7,7 +7,12 @@ from pydantic_core import to_json
 
 from twinstream.clusters.assembling import in_one_order
 from twinstream.clusters.conforms import require_conforming, workload_of_rounds
-from twinstream.clusters.kernel_sets import experts_refusal, layout_refusal, parts_refusal
+from twinstream.clusters.kernel_sets import (
+    experts_refusal,
+    layout_refusal,
+    parts_refusal,
+    slices_refusal,
+)
 from twinstream.clusters.planned_stage import PlannedStage, plan_stage, without_messages
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.decoders.spec import ModelSpec
@@ -54,7 +59,7 @@ def plan_pipeline(
     """
     job, layout = _with_kernels(job), job.layout
     _require_executable(job)
-    if layout.dp == 1 or not layout.dp_overlap:
+    if layout.dp * layout.cp == 1 or not layout.dp_overlap:
         return _laid_out(job, machine, caps, choices).document
     without = layout.model_copy(update={"dp_overlap": False})
     apart = _laid_out(job.laid_out(without), machine, caps, choices)
@@ -139,6 +144,7 @@ def _beside_communication(caps: Caps, machine: Machine, layout: Layout) -> Caps:
 def _require_executable(job: Job) -> None:
     asked = job.shape, job.recipe, job.layout
     why = layout_refusal(job.layout) or parts_refusal(*asked) or experts_refusal(*asked)
+    why = why or slices_refusal(job)
     if why is not None:
         raise LayoutError(f"ranks cannot run {why} yet")
 

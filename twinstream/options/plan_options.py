@@ -131,7 +131,7 @@ class ClusterOptions(RankOptions):
     gpus: int | None = flag(
         WHERE, "N",
         "GPUs, by default 1. With --cluster all layouts are searched, with --machine those that "
-        "run here, unless others are asked for (--cp, --ep, --kernels megatron).", ge=1,
+        "run here, unless others are asked for (--ep, --kernels megatron).", ge=1,
     )  # fmt: skip
     global_batch: int | None = flag(
         STEPS, "N", "Sequences of a training step: --tokens-per-step in sequences.", ge=1
@@ -157,7 +157,6 @@ class ClusterOptions(RankOptions):
         le=20,
         rare=True,
     )
-    cp: int | None = _degree("Context parallel ranks.", rare=True)
     etp: int | None = _degree(
         "Ranks that split an expert's matrices: as many as --tp, the default, or 1: experts then "
         "lie over tp x dp.", rare=True,

@@ -3,11 +3,10 @@
 from typing import Any, Literal, get_args
 
 from twinstream.models.kernel_costs.attention_limits import attention_names
-from twinstream.models.layouts.layout import RUN_PIPELINES, LayoutError, Pipeline
+from twinstream.models.layouts.layout import RUN_PIPELINES, LayoutError, Pipeline, ReplicaSum
 from twinstream.options.option_group import MEMORY, SEVERAL, STEPS, OptionGroup, flag
 from twinstream.planner.policies import policy_names
 from twinstream.planner.request import DEFAULT_POLICY
-from twinstream.schedule.ops import Reduction
 
 
 class StepOptions(OptionGroup):
@@ -140,6 +139,20 @@ class RankOptions(OptionGroup):
         ge=1,
         rare=True,
     )
+    cp: int | None = flag(
+        SEVERAL,
+        "N",
+        "Context parallel ranks, each with slices of every sequence; by default searched.",
+        ge=1,
+    )
+    cp_parts: int | None = flag(
+        SEVERAL,
+        "N",
+        "Parts of a sequence, whatever --cp is, summed in pairs: every --cp has the same bits that "
+        "divides N, both powers of two. By default a part a rank.",
+        ge=1,
+        rare=True,
+    )
     ep: int | None = flag(
         SEVERAL,
         "N",
@@ -161,7 +174,7 @@ class RankOptions(OptionGroup):
         "by default 1f1b.",
         rare=True,
     )
-    reduction: Reduction | None = flag(
+    reduction: ReplicaSum | None = flag(
         SEVERAL,
         "NAME",
         "How ranks that run sum gradients of replicas: rank_order (the same bits on any transport; "

@@ -136,7 +136,7 @@ class Fetch(OpBase):
     sink: str
 
 
-Reduction = Literal["rank_order", "library"]
+Reduction = Literal["rank_order", "pairwise", "library"]
 
 
 class Communicate(OpBase):
@@ -153,7 +153,11 @@ class Communicate(OpBase):
     other (or update one that holds both), all_to_all reads one and writes the other. What a
     reduce_scatter reads may be several pieces, one behind the other, which are all summed, first
     those of the first rank. With `rank_order` sums are taken in rank order in float32, the same
-    bits on any transport; with `library` as the library likes.
+    bits on any transport; with `pairwise` neighbours are added up two by two, then the sums of
+    these, each rounded to the tensor's type: the order of half of the ranks is then part of that of
+    all. With `library` they are taken as the library likes.
+
+    With `last_first` the shards of what is gathered or scattered lie in the reverse of rank order.
 
     An all_to_all that reads a third operand, counts, sends rows to the ranks that have their
     experts, or back. The counts say of each rank of the group how many of its rows go to each
@@ -169,6 +173,7 @@ class Communicate(OpBase):
     sequence: Count
     operands: Annotated[tuple[Operand, ...], Field(min_length=1)]
     reduction: Reduction = "library"
+    last_first: Literal[True] | None = None
     label: Label
 
     @property
@@ -176,6 +181,18 @@ class Communicate(OpBase):
         """The operand that says how many rows go to whom; None where as much goes to each."""
         has_some = self.collective == "all_to_all" and len(self.operands) == 3
         return self.operands[2] if has_some else None
+
+    @model_validator(mode="after")
+    def _shards_have_an_order(self) -> Self:
+        shards = self.collective in ("all_gather", "reduce_scatter") and len(self.operands) == 2
+        if self.last_first and not shards:
+            raise PydanticCustomError(
+                "order_of_no_shards",
+                "op '{op}': last_first is of an all_gather or reduce_scatter from one tensor into "
+                "another",
+                {"op": self.op_id},
+            )
+        return self
 
     @model_validator(mode="after")
     def _shift_is_of_messages(self) -> Self:

@@ -35,7 +35,9 @@ from twinstream.simulator.replay import simulate
 
 LAYOUT_OF_RANKS = ("pp", "dp", "virtual_stages", "zero", "reduction", "pipeline", "recompute")
 LAYOUT_OF_CLUSTERS = tuple(
-    name for name in Layout.model_fields if name not in ("stage_layers", "reduction", "parts")
+    name
+    for name in Layout.model_fields
+    if name not in ("stage_layers", "reduction", "parts", "cp_parts")
 )
 
 

@@ -283,11 +283,13 @@ class LayoutQuery(Query):
             TwinstreamError: it cannot be here, or does not fit.
         """
         if self.runs_here:
-            replicas, left = divmod(self.num_gpus, layout.pp * layout.tp)
+            replicas, left = divmod(self.num_gpus, layout.pp * layout.tp * layout.cp)
             if left:
-                of = f"{layout.pp} stages" + (f" x tp {layout.tp}" if layout.tp > 1 else "")
+                degrees = {"tp": layout.tp, "cp": layout.cp}
+                within = [f" x {axis} {size}" for axis, size in degrees.items() if size > 1]
+                of = "".join((f"{layout.pp} stages", *within))
                 raise LayoutError(f"{self.num_gpus} ranks are no pipelines of {of}")
-            names = (*LAYOUT_OF_RANKS, "tp", "parts")
+            names = (*LAYOUT_OF_RANKS, "tp", "parts", "cp", "cp_parts")
             before = {name: getattr(layout, name) for name in names}
             return self._on_ranks({**before, **self.fixed, "dp": replicas}, is_known=True)
         machine = machine_of(self._nodes)

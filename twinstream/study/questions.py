@@ -82,8 +82,9 @@ _NOT_OF_CLUSTERS = (
 # Of several GPUs, and what each of them may be of a single one.
 _OF_SEVERAL = {
     **dict.fromkeys(("tp", "cp", "pp", "dp", "ep", "shard", "virtual_stages"), 1),
-    "pipeline": None, "reduction": None, "zero": 0, "keep": None, "parts": None, "etp": 1,
-    "expert_imbalance": 1.0, "tp_overlap": False, "capacity_factor": None, "expert_nodes": 1,
+    "pipeline": None, "reduction": None, "zero": 0, "keep": None, "parts": None, "cp_parts": None,
+    "etp": 1, "expert_imbalance": 1.0, "tp_overlap": False, "capacity_factor": None,
+    "expert_nodes": 1,
     "precision_units": None,
 }  # fmt: skip
 _OF_CLUSTERS_ALONE = (
@@ -238,18 +239,18 @@ def _kind(
         runs = spec.executor_refusal is None
         if asked.cluster is None or (asked.gpus == 1 and runs):
             return "device"
-    is_split = (asked.cp or 1) > 1 or not _runs_split(wanted, asked, spec)
+    is_split = not _runs_split(wanted, asked, spec)
     several = asked.cluster is None and (asked.gpus or 1) > 1
     return "ranks" if several and not is_split and not is_priced else "cluster"
 
 
 def _runs_split(wanted: PlanOptions, asked: ClusterOptions, spec: AnyModel) -> bool:
-    """Whether kernels here compute the parts of tensor parallelism, or share the experts, that are
-    asked for, if any."""
+    """Whether kernels here compute the parts of blocks and of sequences, or share the experts, that
+    are asked for, if any."""
     tp, ep = asked.tp or 1, asked.ep or 1
     layout = Layout(
-        tp=tp, parts=asked.parts, pp=asked.pp or 1, sequence_parallel=tp == 1, ep=ep,
-        dp=asked.dp or ep,
+        tp=tp, parts=asked.parts, cp=asked.cp or 1, cp_parts=asked.cp_parts, pp=asked.pp or 1,
+        sequence_parallel=tp == 1, ep=ep, dp=asked.dp or ep,
     )  # fmt: skip
     recipe = wanted.recipe(spec, kernels=None, clips=wanted.clips, optimizer=_optimizer(wanted))
     asked_of = spec, recipe, layout
@@ -286,8 +287,11 @@ def _require_of(
         told = "is not of ranks that run: leave it out"
         asked.require_run()
     else:
-        if asked.parts is not None:
-            raise LayoutError("--parts is of ranks that run: plan with --ranks N, or leave it out")
+        for flag, given in (("--parts", asked.parts), ("--cp-parts", asked.cp_parts)):
+            if given is not None:
+                raise LayoutError(
+                    f"{flag} is of ranks that run: plan with --ranks N, or leave it out"
+                )
         beside = [flag for flag in wanted.given() if flag in _NOT_OF_CLUSTERS]
         beside = beside and [f"layouts are not searched by {', '.join(beside)}"]
         told = "leave it out, or plan for --gpus 1 (and --home, --chunks-per-round of --ranks)"
@@ -309,7 +313,7 @@ def _of_ranks(asked: ClusterOptions) -> set[str]:
     ours |= {"--cluster", "--gpus", "--global-batch", "--micro-batch", "--no-offload"}
     if asked.precision == "bf16":
         ours.add("--precision")
-    return ours | {f"--{axis}" for axis in ("tp", "cp") if getattr(asked, axis) == 1}
+    return ours
 
 
 def _machine(wanted: PlanOptions, cluster: Cluster | None, load: Loader) -> Machine:

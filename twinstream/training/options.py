@@ -43,7 +43,7 @@ FIXED = (
     *("attention", "max_grad_norm"),
 )
 # Of ranks: none of it decides the data.
-LAYOUT = ("pp", "dp", "zero", "tp", "ep", "pipeline", "virtual_stages")
+LAYOUT = ("pp", "dp", "zero", "tp", "cp", "ep", "pipeline", "virtual_stages")
 ALIASES = {"lr": "learning_rate"}
 
 
@@ -60,7 +60,13 @@ class TrainOptions(RecipeOptions, StepOptions, RankOptions):
     @property
     def on_ranks(self) -> bool:
         """Whether ranks train, in processes of their own; be it one."""
-        return (self.ranks or 1) > 1 or self.parts is not None
+        in_parts = self.parts is not None or self.cp_parts is not None
+        return (self.ranks or 1) > 1 or in_parts
+
+    @property
+    def splits_sequences(self) -> bool:
+        """Whether each sequence is computed in parts, be it on one rank."""
+        return (self.cp or 1) > 1 or self.cp_parts is not None
 
     model: str = Field(title="A Hugging Face folder, a config.json or a preset.")
     data: tuple[str, ...] = Field(title="Files and folders, PATH or PATH=WEIGHT.")

@@ -76,7 +76,7 @@ class TrainerServer:
             self._sizes.update((t.tensor_id, t.size_bytes) for t in part.schedule.tensors)
             place = self._places[part.rank] = place_of(part.coordinates, plan.sharing_replicas)
             self._replicas[part.rank] = place[0]
-            if place[1]:
+            if any(place[1:]):
                 self._silent.add(part.rank)
             for name in dict.fromkeys(map(whole_group, carried_names(part.schedule))):
                 self._owners.setdefault(name, {}).setdefault(place, part.rank)

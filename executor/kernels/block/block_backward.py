@@ -90,7 +90,7 @@ def block_backward(
     with block.workspace.frame():
         d_qkv_TN = block.take(spec.d_q + 2 * spec.d_kv)
         with block.workspace.frame():
-            attention_backward(block, gradients, d_qkv_TN)
+            attention_backward(block, gradients, *block.q_and_kv(d_qkv_TN))
         _qkv_backward(block, gradients, d_qkv_TN)
 
 
@@ -204,9 +204,13 @@ def swiglu_backward(
 
 
 def attention_backward(
-    block: BlockOperands, gradients: BlockGradients, d_qkv_TN: torch.Tensor
-) -> None:
-    """From x_o to the gradients of rotated Q, rotated K, and V, rounded to the block's dtype."""
+    block: BlockOperands, gradients: BlockGradients, d_q_TQ: torch.Tensor,
+    d_kv_T2KE: torch.Tensor | None,
+) -> None:  # fmt: skip
+    """From x_o to the gradients of rotated Q, rotated K, and V, rounded to the block's dtype.
+
+    Without `d_kv_T2KE` those of K and V are only added to the ones of all that was seen.
+    """
     spec = block.call.spec
     d_out_TQ, rotated_TQ = block.take(spec.d_q), block.take(spec.d_q)
     gradients.add_matmul("o_proj", gradients.d_hidden, block.attention_out)
@@ -217,21 +221,21 @@ def attention_backward(
         gradients.adapters.add("o", d_outputs, block.attention_out, d_low)
         block.adapters.input_gradient("o", d_low, gradients.d_hidden, weight, d_out_TQ)
     write_rotated_q(block, rotated_TQ)
-    d_kv_T2KE = torch.unflatten(d_qkv_TN[:, spec.d_q :], 1, (2, spec.num_kv_heads, spec.head_dim))
     sums = _context_gradient(block) if block.call.sliced else d_kv_T2KE
+    assert sums is not None, "whole sequences have theirs at once"
     block.calls.add(
         attention_implementation(block.call.attention).backward,
         block.attention_inputs(rotated_TQ),
         block.attention_result,
         AttentionGradients(
             d_out=block.by_sequence(d_out_TQ),
-            d_q=block.by_sequence(d_qkv_TN[:, : spec.d_q]),
+            d_q=block.by_sequence(d_q_TQ),
             d_kv=torch.unflatten(sums, 0, (block.call.num_sequences, -1)),
             accumulate=block.call.sliced,
         ),
         block.workspace.remaining(),
     )
-    if block.call.sliced:
+    if block.call.sliced and d_kv_T2KE is not None:
         block.calls.add(d_kv_T2KE.copy_, sums[block.call.chunk_start :])
 
 

@@ -156,7 +156,12 @@ class BlockOperands:
 
     @property
     def seen_kv(self) -> torch.Tensor:
-        """[C, 2, K, E]: K and V of the context, and right behind it those of the chunk."""
+        """[C, 2, K, E]: K and V of the context, and right behind it those of the chunk; where the
+        chunk has none by itself, all of them are the context's."""
+        if "kv" not in self.operands:
+            spec, num_seen = self.call.spec, self.call.chunk_start + self.call.num_tokens
+            all_seen = (num_seen, 2, spec.num_kv_heads, spec.head_dim)
+            return self.operands["context"].view(self.call.dtype, all_seen)
         kv = self.kv
         if self.call.chunk_start == 0:
             return kv
@@ -276,6 +281,12 @@ class BlockOperands:
             "k": slice(d_q, d_q + d_kv),
             "v": slice(d_q + d_kv, d_q + 2 * d_kv),
         }
+
+    def q_and_kv(self, d_qkv_TN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The columns of Q, [T, Q], and those of K and V, [T, 2, K, E]."""
+        spec = self.call.spec
+        kv = torch.unflatten(d_qkv_TN[:, spec.d_q :], 1, (2, spec.num_kv_heads, spec.head_dim))
+        return d_qkv_TN[:, : spec.d_q], kv
 
     def gate_and_up(self, both_T2F: torch.Tensor) -> dict[str, torch.Tensor]:
         """The columns of gate and of up."""

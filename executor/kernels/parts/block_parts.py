@@ -30,7 +30,7 @@ from twinstream.executor.kernels.calls import Calls
 from twinstream.executor.kernels.operand import KernelOperand, Operands
 from twinstream.executor.kernels.vector.gradients import gradient_views
 from twinstream.executor.kernels.vector.vector_ops import VectorGradient, VectorOps
-from twinstream.models.kernel_costs.attributes import Attributes
+from twinstream.models.kernel_costs.attributes import Attributes, typed_attribute
 
 _ATTENTION = frozenset({"qkv_proj", "qkv_bias", "o_proj"})
 _MLP = frozenset({"gate_up_proj", "down_proj"})
@@ -39,15 +39,28 @@ _MLP = frozenset({"gate_up_proj", "down_proj"})
 def attention_part_forward(
     operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
 ) -> None:
-    """Write K and V, attention and Q of some heads, and their piece of the output projection."""
+    """Write K and V, attention and Q of some heads, and their piece of the output projection.
+
+    Without `kv` those of all heads' context are there already, the chunk's own among them.
+    """
     block = BlockOperands.of(operands, attributes, vector, calls)
     with block.workspace.frame():
         normed = _normed(block, "attention_norm")
         block.adapters.write_low("qkv", normed)
         write_q(block, normed)
-        write_kv(block, normed)
+        if "kv" in operands:
+            write_kv(block, normed)
     write_attention(block)
     _write_piece(block, "o", block.attention_out)
+
+
+def kv_part_forward(
+    operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
+) -> None:
+    """Write K and V of some heads alone."""
+    block = BlockOperands.of(operands, attributes, vector, calls)
+    with block.workspace.frame():
+        write_kv(block, _normed(block, "attention_norm"))
 
 
 def attention_part_recompute(
@@ -89,11 +102,50 @@ def attention_part_backward(
     gradients.adapters.begin(frozenset({"qkv", "o"}))
     d_qkv_TN = block.take(spec.d_q + 2 * spec.d_kv)
     with block.workspace.frame():
-        attention_backward(block, gradients, d_qkv_TN)
+        attention_backward(block, gradients, *block.q_and_kv(d_qkv_TN))
     with block.workspace.frame():
-        normed = qkv_gradients(block, gradients, d_qkv_TN)
-        d_outputs = {name: d_qkv_TN[:, columns] for name, columns in block.qkv_columns.items()}
-        write_input_gradient(block, gradients, "qkv", d_outputs, d_qkv_TN, normed, piece)
+        _qkv_backward(block, gradients, d_qkv_TN, piece)
+
+
+def context_part_backward(
+    operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
+) -> None:
+    """Write the gradient of rotated Q; add those of all K and V seen, and of the output's weight.
+
+    What other ranks add to the gradients of the chunk's own K and V is added up before
+    `qkv_part_backward`.
+    """
+    block = BlockOperands.of(operands, attributes, vector, calls)
+    gradients = _PartGradients.of_part(block, attributes, _ATTENTION, {})
+    d_q_TQ = operands["d_q"].view(block.call.dtype, (block.call.num_tokens, block.call.spec.d_q))
+    attention_backward(block, gradients, d_q_TQ, None)
+
+
+def qkv_part_backward(
+    operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
+) -> None:
+    """From the gradients of rotated Q, K and V to those of their weights, and to the piece."""
+    block = BlockOperands.of(operands, attributes, vector, calls)
+    tokens, spec = block.call.num_tokens, block.call.spec
+    piece, heads = _piece(block), _head_norms(block)
+    gradients = _PartGradients.of_part(block, attributes, _ATTENTION, heads, piece)
+    d_qkv_TN = block.take(spec.d_q + 2 * spec.d_kv)
+    d_q_TQ, d_kv_T2KE = block.q_and_kv(d_qkv_TN)
+    row = 2 * spec.d_kv * torch.float32.itemsize
+    start_bytes = typed_attribute(attributes, "kv_start", int) * row
+    sums = operands["d_kv"].view(torch.float32, tuple(d_kv_T2KE.shape), start_bytes)
+    calls.add(d_q_TQ.copy_, operands["d_q"].view(block.call.dtype, (tokens, spec.d_q)))
+    calls.add(d_kv_T2KE.copy_, sums)
+    with block.workspace.frame():
+        _qkv_backward(block, gradients, d_qkv_TN, piece)
+
+
+def _qkv_backward(
+    block: BlockOperands, gradients: BlockGradients, d_qkv_TN: torch.Tensor, piece: torch.Tensor
+) -> None:
+    normed = qkv_gradients(block, gradients, d_qkv_TN)
+    d_outputs = {name: d_qkv_TN[:, columns] for name, columns in block.qkv_columns.items()}
+    write_input_gradient(block, gradients, "qkv", d_outputs, d_qkv_TN, normed, piece)
 
 
 def mlp_part_backward(
@@ -125,11 +177,12 @@ class _PartGradients(BlockGradients):
     @classmethod
     def of_part(
         cls, block: BlockOperands, attributes: Attributes, made: frozenset[str],
-        heads: Mapping[str, torch.Tensor],
+        heads: Mapping[str, torch.Tensor], d_hidden: torch.Tensor | None = None,
     ) -> "_PartGradients":  # fmt: skip
         """Of the weights whose gradients are `made` here; those of others begin at zero."""
         adapters = AdapterGradients.of(block.adapters, block.operands, block.call, attributes)
-        d_hidden = block.tokens_by_width("d_hidden")
+        if d_hidden is None:
+            d_hidden = block.tokens_by_width("d_hidden")
         if block.call.frozen:
             return cls({}, "update", adapters, d_hidden)
         flat = block.operands["gradients"]

@@ -27,6 +27,11 @@ def _attention_forward(attributes: Attributes) -> int:
     return _rstd(block) + max(block.normed, block.rotated_and_attention)
 
 
+def _kv_forward(attributes: Attributes) -> int:
+    block = block_sizes(attributes)
+    return _rstd(block) + block.normed
+
+
 def _mlp_forward(attributes: Attributes) -> int:
     block = block_sizes(attributes)
     return _rstd(block) + max(block.normed, _width(block, block.f))
@@ -40,6 +45,20 @@ def _mlp_recompute(attributes: Attributes) -> int:
 def _attention_backward(attributes: Attributes, *, sums: bool) -> int:
     """As a block's, without what its adapters and its norm take."""
     block = block_sizes(attributes)
+    d_qkv = _width(block, block.q + 2 * block.k)
+    return max(_context_backward(attributes) + d_qkv, _qkv_backward(attributes, sums=sums))
+
+
+def _context_backward(attributes: Attributes) -> int:
+    """The gradient of attention's output, rotated Q, and attention's own."""
+    block = block_sizes(attributes)
+    scratch = max(block.attention_scratch("backward"), block.low("o"))
+    return _rstd(block) + 2 * _width(block, block.q) + scratch
+
+
+def _qkv_backward(attributes: Attributes, *, sums: bool) -> int:
+    """The gradients of Q, K and V; normed rows, K before its norm, sums of vectors."""
+    block = block_sizes(attributes)
     normed, widths = block.normed, [0]
     if block.qk_norm:
         normed += _width(block, block.k)
@@ -48,10 +67,8 @@ def _attention_backward(attributes: Attributes, *, sums: bool) -> int:
         widths.append(block.q + 2 * block.k)
     sums = sums and not block.frozen
     beside = max(partial_sum_bytes(block.tokens, width) for width in widths) if sums else 0
-    scratch = max(block.attention_scratch("backward"), block.low("o"))
-    rotated = 2 * _width(block, block.q) + scratch
-    d_qkv = _width(block, block.q + 2 * block.k)
-    return _rstd(block) + d_qkv + max(rotated, normed + max(beside, block.low("qkv")))
+    low = max(beside, block.low("qkv"))
+    return _rstd(block) + _width(block, block.q + 2 * block.k) + normed + low
 
 
 def _mlp_backward(attributes: Attributes, *, sums: bool) -> int:
@@ -116,6 +133,11 @@ def _formulas(of_all: Formula, *, sums: bool) -> dict[str, Formula]:
         "attention_part_forward": _attention_forward,
         "attention_part_recompute": _attention_forward,
         "attention_part_backward": partial(_attention_backward, sums=sums),
+        "kv_part_forward": _kv_forward,
+        "context_part_forward": _attention_forward,
+        "context_part_recompute": _attention_forward,
+        "context_part_backward": _context_backward,
+        "qkv_part_backward": partial(_qkv_backward, sums=sums),
         "mlp_part_forward": _mlp_forward,
         "mlp_part_recompute": _mlp_recompute,
         "mlp_part_backward": partial(_mlp_backward, sums=sums),
@@ -134,4 +156,7 @@ PARTS_ATTENTION: Mapping[str, AttentionPass] = {
     "attention_part_forward": "forward",
     "attention_part_recompute": "forward",
     "attention_part_backward": "backward",
+    "context_part_forward": "forward",
+    "context_part_recompute": "forward",
+    "context_part_backward": "backward",
 }

@@ -86,6 +86,11 @@ class PartShapes(StageShapes):
         """Whether pieces of all parts are gathered, and not summed by the transport."""
         return self.cut.layout.parts is not None and self.cut.layout.tp > 1
 
+    @property
+    def num_chunks(self) -> int:
+        """Chunks of all microbatches of a rank."""
+        return self.workload.chunks_per_round
+
     def block(self) -> DecoderShapes:
         """How tensors of a block of one part are sized."""
         return DecoderShapes(self.spec.part, self.workload, self.recipe)
@@ -121,7 +126,7 @@ def declare_parts(builder: ChainBuilder, shapes: PartShapes) -> None:
     spec, workload = shapes.spec, shapes.workload
     tokens = workload.chunk_tokens
     rows = (tokens, spec.d_model)
-    for chunk in range(workload.chunks_per_round):
+    for chunk in range(shapes.num_chunks):
         declare_inputs(builder, shapes, chunk)
         for layer in range(spec.num_layers + 1):
             builder.declare(dense_tensor(f"hidden.{layer}.{chunk}", "activation", spec.dtype, rows))
@@ -135,8 +140,6 @@ def declare_parts(builder: ChainBuilder, shapes: PartShapes) -> None:
         _declare_sum(builder, shapes, f"{PIECES}.{chunk}", shapes.pieces, shapes.gathers_pieces)
         sums = Pieces("float32", ROW_SUMS * tokens)
         _declare_sum(builder, shapes, f"{LOSS_SUMS}.{chunk}", sums, shapes.cut.layout.tp > 1)
-    if workload.sliced:
-        _declare_contexts(builder, shapes)
     if shapes.recipe.clips:
         for group in dict.fromkeys(whole_group(g) for g in shapes.trained if PART in g):
             is_gathered = shapes.cut.layout.tp > 1
@@ -170,7 +173,8 @@ def _declare_saved(
         builder.declare(dense_tensor(shapes.kv_of(layer, chunk, number), "context", part.dtype, kv))
 
 
-def _declare_contexts(builder: ChainBuilder, shapes: PartShapes) -> None:
+def declare_contexts(builder: ChainBuilder, shapes: PartShapes) -> None:
+    """Keys and values of sequences in slices, and their gradients."""
     spec, workload, block = shapes.spec, shapes.workload, shapes.block()
     for chunk in range(0, workload.chunks_per_round, workload.chunks_per_sequence):
         for number in range(spec.parts_each):

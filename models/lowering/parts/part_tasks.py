@@ -27,6 +27,7 @@ from twinstream.models.lowering.parts.part_shapes import (
     LOSS_SUMS,
     PIECES,
     PartShapes,
+    declare_contexts,
     declare_parts,
 )
 from twinstream.models.lowering.stage_cut import StageCut
@@ -59,6 +60,11 @@ class PartTasks(TaskBlocks):
     def _declare(self) -> None:
         declare_groups(self.builder, self.shapes)
         declare_parts(self.builder, self.shapes)
+        if self.workload.sliced:
+            self._declare_contexts()
+
+    def _declare_contexts(self) -> None:
+        declare_contexts(self.builder, self.shapes)
 
     # Embedding
 
@@ -85,7 +91,7 @@ class PartTasks(TaskBlocks):
                 operands = [
                     self.builder.read("tokens", f"tokens.{chunk}"),
                     self.builder.read("d_hidden", f"d_hidden.{chunk}"),
-                    *self._gradient("gradients", group, round_),
+                    *self._gradient_of(group, chunk),
                 ]
                 self._task("embed_backward", chunk, None, call, operands, number)
         for group in reversed(self.spec.parts_of(EMBEDDING)):
@@ -94,20 +100,8 @@ class PartTasks(TaskBlocks):
     # Blocks
 
     def _forward_layer(self, round_: int, layer: int) -> None:
+        self._forward_attention(layer)
         write = self.builder.write
-        for chunk in self._chunks():
-            for number in range(self.spec.parts_each):
-                where = f"{layer}.{chunk}{PART}{number}"
-                operands = [
-                    *self._attention_inputs(layer, chunk, number),
-                    write("kv", self.shapes.kv_of(layer, chunk, number)),
-                    write("attention", f"attention.{where}"),
-                    write("projections", f"q.{where}"),
-                    self._piece(chunk, number),
-                ]
-                call = self.calls.block("attention_part_forward", chunk, layer)
-                self._task("attention_forward", chunk, layer, call, operands, number)
-            self._exchange_pieces("attention", chunk, layer)
         for chunk in self._chunks():
             hidden, x_o = self.shapes.hidden(layer, chunk), f"x_o.{layer}.{chunk}"
             self._add_up("attention_added", chunk, layer, hidden, x_o)
@@ -124,23 +118,44 @@ class PartTasks(TaskBlocks):
             x_o, output = f"x_o.{layer}.{chunk}", self.shapes.hidden(layer + 1, chunk)
             self._add_up("mlp_added", chunk, layer, x_o, output)
 
+    def _forward_attention(self, layer: int) -> None:
+        """All chunks up to the pieces of attention's output."""
+        write = self.builder.write
+        for chunk in self._chunks():
+            for number in range(self.spec.parts_each):
+                where = f"{layer}.{chunk}{PART}{number}"
+                operands = [
+                    *self._attention_inputs(layer, chunk, number),
+                    write("kv", self.shapes.kv_of(layer, chunk, number)),
+                    write("attention", f"attention.{where}"),
+                    write("projections", f"q.{where}"),
+                    self._piece(chunk, number),
+                ]
+                call = self.calls.block("attention_part_forward", chunk, layer)
+                self._task("attention_forward", chunk, layer, call, operands, number)
+            self._exchange_pieces("attention", chunk, layer)
+
     def _backward_layer(self, round_: int, layer: int) -> None:
         for chunk in self._chunks_reversed():
             for number in range(self.spec.parts_each):
-                self._mlp_backward(round_, layer, chunk, number)
+                self._mlp_backward(layer, chunk, number)
             self._exchange_pieces("mlp_backward", chunk, layer)
-        for chunk in self._chunks_reversed():
-            self._norm_backward("ffn_norm", chunk, layer, f"x_o.{layer}.{chunk}")
-            for number in range(self.spec.parts_each):
-                self._attention_backward(round_, layer, chunk, number)
-            self._exchange_pieces("attention_backward", chunk, layer)
+        self._backward_attention(layer)
         for chunk in self._chunks_reversed():
             self._norm_backward("attention_norm", chunk, layer, self.shapes.hidden(layer, chunk))
         adapters = self.spec.adapter_parts(adapter_group(layer))
         for group in (*reversed(self.spec.layer_groups(layer)), *reversed(adapters)):
             self._after_group(group, round_)
 
-    def _mlp_backward(self, round_: int, layer: int, chunk: int, number: int) -> None:
+    def _backward_attention(self, layer: int) -> None:
+        """All chunks back through the norm before the feed-forward network, and attention."""
+        for chunk in self._chunks_reversed():
+            self._norm_backward("ffn_norm", chunk, layer, f"x_o.{layer}.{chunk}")
+            for number in range(self.spec.parts_each):
+                self._attention_backward(layer, chunk, number)
+            self._exchange_pieces("attention_backward", chunk, layer)
+
+    def _mlp_backward(self, layer: int, chunk: int, number: int) -> None:
         builder, gate_up = self.builder, f"gate_up.{layer}.{chunk}{PART}{number}"
         inputs = self._mlp_inputs(layer, chunk, number)
         again = self.calls.block("mlp_part_recompute", chunk, layer)
@@ -154,14 +169,14 @@ class PartTasks(TaskBlocks):
             *inputs,
             builder.read("projections", gate_up),
             builder.read("d_hidden", f"d_hidden.{chunk}"),
-            *self._part_gradients(layer, number, round_),
+            *self._part_gradients(layer, number, chunk),
             self._piece(chunk, number),
         ]
         call = self.calls.block("mlp_part_backward", chunk, layer, frozen=self._frozen(layer))
         task = self._task("mlp_backward", chunk, layer, call, operands, number)
         builder.bind_recomputes(before=task)
 
-    def _attention_backward(self, round_: int, layer: int, chunk: int, number: int) -> None:
+    def _attention_backward(self, layer: int, chunk: int, number: int) -> None:
         builder, where = self.builder, f"{layer}.{chunk}{PART}{number}"
         inputs = [
             *self._attention_inputs(layer, chunk, number),
@@ -180,7 +195,7 @@ class PartTasks(TaskBlocks):
             builder.read("attention", f"attention.{where}"),
             builder.read("projections", f"q.{where}"),
             builder.read("d_hidden", f"d_hidden.{chunk}"),
-            *self._part_gradients(layer, number, round_),
+            *self._part_gradients(layer, number, chunk),
             self._piece(chunk, number),
         ]
         if self.workload.sliced:
@@ -223,11 +238,11 @@ class PartTasks(TaskBlocks):
             found.append(read("adapters", parameters(f"{group}{PART}{number}")))
         return found
 
-    def _part_gradients(self, layer: int, number: int, round_: int) -> list[TaskOperand]:
+    def _part_gradients(self, layer: int, number: int, chunk: int) -> list[TaskOperand]:
         """Those of a part's weights and adapters; and its piece of those of all parts' adapters."""
         group = adapter_group(layer)
-        found = self._gradient("gradients", f"{layer}{PART}{number}", round_)
-        found += self._gradient("adapter_gradients", f"{group}{PART}{number}", round_)
+        found = self._gradient_of(f"{layer}{PART}{number}", chunk)
+        found += self._gradient("adapter_gradients", f"{group}{PART}{number}", 0)
         if group in self.trained:
             piece = self.shapes.piece_of_gradient(group, number)
             found.append(self.builder.accumulate("shared_adapter_gradients", piece))
@@ -256,7 +271,7 @@ class PartTasks(TaskBlocks):
                     read("lse", f"lse.{chunk}"),
                     *([read("scales", f"row_scales.{chunk}")] if scales else []),
                     step_state,
-                    *self._gradient("gradients", group, round_),
+                    *self._gradient_of(group, chunk),
                     self._piece(chunk, number),
                 ]
                 work = head_part_backward(self.calls.work(), self._row_slice)
@@ -301,9 +316,17 @@ class PartTasks(TaskBlocks):
             builder.write("lse", f"lse.{chunk}"),
             *self._loss_operands(chunk),
             *([builder.write("scales", f"row_scales.{chunk}")] if loss.passes > 1 else []),
-            builder.accumulate("loss", "loss"),
+            builder.accumulate("loss", self._loss_of(chunk)),
         ]
         self._task("head_loss", chunk, None, call, operands)
+
+    def _loss_of(self, chunk: int) -> str:
+        """Where a chunk's loss is added to."""
+        return "loss"
+
+    def _gradient_of(self, group: str, chunk: int) -> list[TaskOperand]:
+        """Where a chunk's contribution to a group's gradient is added to."""
+        return self._gradient("gradients", group, 0)
 
     def _head_operands(self, chunk: int, group: str) -> list[TaskOperand]:
         read = self.builder.read
@@ -382,7 +405,7 @@ class PartTasks(TaskBlocks):
             builder.read("parameters", self.shapes.parameters(group)),
             builder.read("hidden", x),
             make("d_hidden", f"d_hidden.{chunk}"),
-            *self._gradient("gradients", group, 0),
+            *self._gradient_of(group, chunk),
         ]
         self._task(f"{norm}_backward", chunk, layer, call, operands)
 
@@ -418,5 +441,5 @@ def runs_in_parts(layout: Layout, recipe: Recipe) -> bool:
     """Whether kernels of ours that are named compute a layout in parts."""
     kernels = recipe.kernels
     own = kernels is not None and kernels.vector != "megatron"
-    whole = layout.cp == layout.ep == 1 and not (layout.tp > 1 and layout.sequence_parallel)
+    whole = layout.ep == 1 and not (layout.tp > 1 and layout.sequence_parallel)
     return own and whole and layout.in_parts

@@ -37,31 +37,35 @@ def spec_of(family: str, num_parts: int = 2) -> ModelSpec:
     return tiny_spec(family).model_copy(update={"num_kv_heads": num_parts, "vocab_size": 96})
 
 
-def chain_of(spec: ModelSpec, chunk_tokens: int, num_parts: int, recipe: Recipe = RECIPE) -> Chain:
+def chain_of(
+    spec: ModelSpec, chunk_tokens: int, num_parts: int, recipe: Recipe = RECIPE,
+    cp_parts: int | None = None,
+) -> Chain:  # fmt: skip
     tokens = random_tokens(spec).shape[1]
     rounds = tokens // max(chunk_tokens, SEQ_LEN)
     each = max(1, SEQ_LEN // chunk_tokens)
     workload = Workload(
         seq_len=SEQ_LEN, chunk_tokens=chunk_tokens, chunks_per_round=each, rounds_per_step=rounds
     )
-    return lower(spec, workload, recipe, Layout(parts=num_parts, zero=0))
+    return lower(spec, workload, recipe, Layout(parts=num_parts, cp_parts=cp_parts, zero=0))
 
 
 def step_in_parts(
-    spec: ModelSpec, chunk_tokens: int, num_parts: int, levels: tuple[str, ...] = ()
-) -> LossAndGradients:
+    spec: ModelSpec, chunk_tokens: int, num_parts: int, levels: tuple[str, ...] = (),
+    cp_parts: int | None = None,
+) -> LossAndGradients:  # fmt: skip
     """A step of all parts in this process; what nobody has written is NaN.
 
     Args:
         levels: recomputes of these levels run, over what they make again.
     """
     chain, states = (
-        chain_of(spec, chunk_tokens, num_parts),
+        chain_of(spec, chunk_tokens, num_parts, cp_parts=cp_parts),
         RankStates(spec, RECIPE, Layout(parts=num_parts, zero=0)),
     )
     flats = pack_hf_state(spec, hf_model(spec).state_dict())
     whole = {f"param.{name.removeprefix('layer.')}": flat for name, flat in flats.items()}
-    memory = ChainMemory(chain, states.of_rank(whole, (0, 0)), fill=POISON)
+    memory = ChainMemory(chain, states.of_rank(whole, (0, 0, 0)), fill=POISON)
     tokens = random_tokens(spec)
 
     def chunk(step: int, index: int) -> torch.Tensor:
@@ -74,9 +78,9 @@ def step_in_parts(
     made = {
         name.replace("grad.", "param.", 1): flat
         for name, flat in memory.roots.items()
-        if name.startswith("grad.")
+        if name.startswith("grad.") and ".cp" not in name
     }
-    joined = states.whole({(0, 0): made})
+    joined = states.whole({(0, 0, 0): made})
     named = {
         group if group in ("embedding", "head") else f"layer.{group}": flat
         for name, flat in joined.items()
@@ -95,6 +99,24 @@ def test_float32_in_parts_agrees_with_transformers(family, num_parts, chunk_toke
     assert errors["loss"] <= 1e-6
     worst = max(errors, key=lambda name: errors[name])
     assert errors[worst] <= 1e-5, worst  # as of whole blocks
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("cp_parts", "slices"), [(1, 2), (2, 8)])
+def test_float32_in_parts_of_sequences_agrees_with_transformers(family, cp_parts, slices):
+    spec = spec_of(family)
+    found = step_in_parts(spec, SEQ_LEN // slices, 1, cp_parts=cp_parts)
+    errors = found.errors(hf_step(hf_model(spec), random_tokens(spec)))
+    assert errors["loss"] <= 1e-6
+    worst = max(errors, key=lambda name: errors[name])
+    assert errors[worst] <= 1e-5, worst
+
+
+def test_slices_take_the_scratch_that_is_declared(monkeypatch):
+    chain = chain_of(spec_of("qwen3"), SEQ_LEN // 4, 2, cp_parts=2)
+    seen = scratch_of(chain, monkeypatch)
+    assert len(seen) == 13, seen  # all but embed_part_forward and add_parts
+    assert all(most == declared for most, declared in seen.values()), seen
 
 
 @pytest.mark.parametrize("level", ["ATTENTION", "INPUT"])

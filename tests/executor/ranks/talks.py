@@ -109,6 +109,7 @@ class Talk:
                 "axes": axes, "shift": shift, "sequence": self._counts[key],
                 "operands": tuple(operands), "label": Label(kind="talk"),
                 "reduction": how.get("reduction", "rank_order"),
+                "last_first": how.get("last_first"),
             })
         )  # fmt: skip
         return op_id

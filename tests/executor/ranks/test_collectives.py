@@ -30,13 +30,21 @@ def rank_order(parts: list[torch.Tensor]) -> torch.Tensor:
     return total.to(parts[0].dtype)
 
 
+def pairwise(parts: list[torch.Tensor]) -> torch.Tensor:
+    """Each sum is rounded to the type."""
+    return (parts[0] + parts[1]) + (parts[2] + parts[3])
+
+
+HOW = {"rank_order": rank_order, "pairwise": pairwise}
+
+
 def one_of_each() -> Talk:
     talk = Talk()
     for count, dtype in SUMS:
         talk.feed(f"sum.{dtype}.{count}", count, dtype)
         talk.say("all_reduce", ["dp"], f"sum.{dtype}.{count}")
     for dtype in ("float32", "bfloat16"):
-        for reduction in ("rank_order", "library"):
+        for reduction in ("rank_order", "pairwise", "library"):
             name = f"{dtype}.{reduction}"
             queue = "lib" if reduction == "library" else "dp"
             how = {"reduction": reduction, "queue": queue}
@@ -54,6 +62,15 @@ def one_of_each() -> Talk:
     talk.tensor("whole", 4 * 64)
     talk.tensor("swapped", 64)
     talk.say("all_gather", ["dp"], "gathered", "whole")
+    talk.feed("last.first", WHOLE)
+    for name, size in (("shard.last.first", WHOLE // 4), ("whole.last.first", WHOLE)):
+        talk.tensor(name, size)
+    turned = {"last_first": True, "queue": "turned"}
+    talk.say(
+        "reduce_scatter", ["dp"], "last.first", "shard.last.first", reduction="pairwise", **turned
+    )
+    talk.say("all_gather", ["dp"], "shard.last.first", "whole.last.first", **turned)
+    talk.fetch("shard.last.first", "whole.last.first")
     talk.say("all_gather", ["dp"], "held")
     talk.say("all_to_all", ["dp"], "given", "swapped")
     talk.feed("there", 96)
@@ -87,25 +104,34 @@ def test_an_all_reduce_in_rank_order_has_the_bits_of_a_plain_sum(outcomes, count
         assert not torch.equal(other, rank_order(parts))
 
 
+@pytest.mark.parametrize("order", HOW)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_shards_have_the_bits_of_the_all_reduce(outcomes, dtype):
+def test_shards_have_the_bits_of_the_all_reduce(outcomes, dtype, order):
     """Both forms of reduce_scatter, and reduce_scatter then all_gather, which is all_reduce."""
     for outcome, number in each(outcomes):
         own = slice(outcome.rank * WHOLE // 4, (outcome.rank + 1) * WHOLE // 4)
         sums = {
-            kind: rank_order(
-                [value(r, f"{kind}.{dtype}.rank_order", number, WHOLE, dtype) for r in RANKS]
+            kind: HOW[order](
+                [value(r, f"{kind}.{dtype}.{order}", number, WHOLE, dtype) for r in RANKS]
             )
             for kind in ("all", "in", "to", "then")
         }
         found = {
-            kind: taken(outcome, f"{kind}.{dtype}.rank_order", number, dtype)
+            kind: taken(outcome, f"{kind}.{dtype}.{order}", number, dtype)
             for kind in ("all", "in", "shard", "then")
         }
         assert torch.equal(found["all"], sums["all"])
         assert torch.equal(found["in"][own], sums["in"][own])
         assert torch.equal(found["shard"], sums["to"][own])
         assert torch.equal(found["then"], sums["then"])
+
+
+def test_shards_lie_last_first_where_that_is_said(outcomes):
+    for outcome, number in each(outcomes):
+        sums = pairwise([value(r, "last.first", number, WHOLE, "float32") for r in RANKS])
+        shard = sums.view(4, -1)[3 - outcome.rank]
+        assert torch.equal(taken(outcome, "shard.last.first", number), shard)
+        assert torch.equal(taken(outcome, "whole.last.first", number), sums)
 
 
 @pytest.mark.parametrize(("dtype", "bits"), [("float32", 24), ("bfloat16", 8)])
@@ -159,8 +185,9 @@ def test_no_side_of_a_collective_ends_before_all_have_begun(outcomes, four):
 
 
 def test_scratch_is_told_and_is_of_the_largest_sum_of_each_stream(outcomes):
-    # of 4,099 float32: shards of 1,024 from 4 ranks, and their sum; nothing for the library
-    assert outcomes[0].scratch_bytes == (4 + 1) * 1024 * 4
+    # of 4,099 float32: shards of 1,024 from 4 ranks, and their sum; nothing for the library; where
+    # shards lie last first those that are sent, too
+    assert outcomes[0].scratch_bytes == (4 + 1) * 1024 * 4 + 2 * WHOLE * 4
 
 
 def test_large_sums_are_made_in_stretches_and_have_the_same_bits(four):

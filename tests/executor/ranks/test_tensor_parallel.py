@@ -94,8 +94,10 @@ def _in_one_process(case: Case) -> Reference:
     trainings = [case.training(replica) for replica in range(case.layout.dp)]
     chain = lower(case.spec, WORKLOAD, case.recipe, case.layout.model_copy(update={"dp": 1}))
     rank_states = RankStates(case.spec, case.recipe, case.layout)
-    found = train_replicas(chain, rank_states.of_rank(case.state(), (0, 0)), trainings, NUM_STEPS)
-    found.state = rank_states.whole({(0, 0): found.state})
+    found = train_replicas(
+        chain, rank_states.of_rank(case.state(), (0, 0, 0)), trainings, NUM_STEPS
+    )
+    found.state = rank_states.whole({(0, 0, 0): found.state})
     return found
 
 

@@ -44,6 +44,7 @@ class Case:
     dtype: str = "bfloat16"
     experts: Experts | None = None
     heads: int | None = None  # of queries; half as many of keys
+    workload: Workload = WORKLOAD  # of a replica, before sequences are cut
 
     @property
     def spec(self) -> ModelSpec:
@@ -53,17 +54,25 @@ class Case:
             spec = spec.model_copy(update=heads)
         return spec if self.experts is None else spec.model_copy(update={"experts": self.experts})
 
+    @property
+    def job(self) -> Job:
+        return Job.of_step(self.spec, self.workload, self.recipe, self.layout)
+
     def training(self, replica: int) -> Training:
-        first = replica * WORKLOAD.chunks_per_round * WORKLOAD.rounds_per_step
+        """Chunks are sequences, or slices of them where the layout has some."""
+        workload, slices = self.workload, self.job.workload.chunks_per_sequence
+        first = replica * workload.chunks_per_round * workload.rounds_per_step
 
         vocab_size = self.spec.vocab_size
 
         def tokens(step: int, index: int) -> torch.Tensor:
-            generator = torch.Generator().manual_seed(1000 * step + first + index)
-            shape = (2, WORKLOAD.chunk_tokens)
-            return torch.randint(0, vocab_size, shape, generator=generator, dtype=torch.int32)
+            sequence, piece = divmod(index, slices)
+            generator = torch.Generator().manual_seed(1000 * step + first + sequence)
+            shape = (2, workload.chunk_tokens)
+            whole = torch.randint(0, vocab_size, shape, generator=generator, dtype=torch.int32)
+            return whole.chunk(slices, 1)[piece].contiguous()
 
-        targets = WORKLOAD.tokens_per_step * self.layout.dp
+        targets = workload.tokens_per_step * self.layout.dp
         return Training(
             tokens, 1e-3, seed=5, num_targets=lambda step: targets, max_norm=self.max_norm
         )
@@ -99,8 +108,7 @@ def inputs(case: Case, part: RankPart) -> RankInputs:
 
 def planned_ranks(case: Case) -> Schedule:
     """Proven safe."""
-    stages = Job.of_step(case.spec, WORKLOAD, case.recipe, case.layout)
-    schedule = plan_pipeline(stages, load_machine("cpu"), case.caps)
+    schedule = plan_pipeline(case.job, load_machine("cpu"), case.caps)
     require_safe(schedule)
     return schedule
 

@@ -67,7 +67,7 @@ class TextInputs:
         own = part.schedule.workload
         whole = own.model_copy(update={"rounds_per_step": own.rounds_per_step * self.layout.dp})
         batches = TextBatches(self.tokens, whole)
-        replica, _ = place_of(part.coordinates, self.layout.ep)
+        replica, *_ = place_of(part.coordinates, self.layout.ep)
         before = replica * own.chunks_per_round * own.rounds_per_step
 
         training = Training(
@@ -244,7 +244,8 @@ def _losses(outcomes: Sequence[RankOutcome]) -> tuple[float, ...]:
 
     found: dict[int, float] = {}
     for outcome in outcomes:
-        is_told = not outcome.coordinates.get("tp", 0)  # others of tp have the same
+        # others of cp and tp have the same
+        is_told = not any(outcome.coordinates.get(axis, 0) for axis in ("cp", "tp"))
         for one in outcome.fetched if is_told else ():
             if one.sink == "loss":
                 part = float(one.values.view(torch.float32).item())

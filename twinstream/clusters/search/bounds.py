@@ -158,21 +158,26 @@ class BoundTables:
         """The bound of a layout whose blocks are parts by our kernels, or whose experts are shared,
         which nothing else bounds.
 
-        Of what a rank computes of whole blocks, one of tp ranks has no less than its share; in
-        forward each of a block's two sums is waited for. The busiest of ranks that share experts
-        has no fewer rows than each would have by itself.
+        Of what a rank computes of whole blocks, one of tp x cp ranks has no less than its share; in
+        forward each of a block's two sums over tp is waited for. The busiest of ranks that share
+        experts has no fewer rows than each would have by itself.
         """
-        alone = {"tp": 1, "ep": 1, "parts": None, "sequence_parallel": True}
+        alone = {"tp": 1, "ep": 1, "parts": None, "cp": 1, "cp_parts": None}
+        alone["sequence_parallel"] = True
         whole = layout.model_copy(update=alone)
         column, job = self._column(whole), self._job.laid_out(layout)
         if layout.tp == 1:
             return column.microbatches * column.most / 1e9
         mesh = mesh_of(job, self._pricing.cluster.count("gpus_per_node"))
-        hidden = stored_hidden_bytes(self._job.laid_out(whole).work)
-        sum_ns = self._pricing.collective_ns(mesh, ("tp",), "all_reduce", hidden, job.dtype)
+        hidden, sum_ns = stored_hidden_bytes(self._job.laid_out(whole).work), 0.0
+        if layout.tp > 1:
+            sum_ns = self._pricing.collective_ns(
+                mesh, ("tp",), "all_reduce", hidden // layout.cp, job.dtype
+            )
         spans, pp = stages_of(layout, job.shape.num_layers), layout.pp
         most = max(sum(map(len, spans[r::pp])) for r in range(pp))
-        return column.microbatches * (column.most / layout.tp + 2 * most * sum_ns) / 1e9
+        share = column.most / (layout.tp * layout.cp)
+        return column.microbatches * (share + 2 * most * sum_ns) / 1e9
 
     def least_cost(self, layouts: Sequence[Layout]) -> np.ndarray:
         """By layout: time a byte that the cheapest level spares, as a share of that of `full`."""

@@ -139,7 +139,7 @@ class _Planned:
         """With the optimizer's state sharded over replicas, where that is open and faster: each
         then updates its part alone."""
         layout = found.layout
-        if self._asked.fixed.get("zero") is not None or layout.dp == 1 or layout.zero:
+        if self._asked.fixed.get("zero") is not None or layout.dp * layout.cp == 1 or layout.zero:
             return found
         sharded = layout.model_copy(update={"zero": 1})
         made = self._planned(found.job.laid_out(sharded), found.bound_s, sharded.text)
@@ -148,7 +148,12 @@ class _Planned:
         return self._with_best_cut(made)
 
     def _with_best_cut(self, found: RankedLayout) -> RankedLayout:
-        """The layout with larger chunks, or smaller ones, for as long as it gets faster."""
+        """The layout with larger chunks, or smaller ones, for as long as it gets faster.
+
+        Where sequences are in slices, chunks are these, however the step is cut.
+        """
+        if found.layout.splits_sequences:
+            return found
         first = _chunk_tokens(found.job)
         cuts = sorted((self._asked.job, *self._here.other_cuts), key=_chunk_tokens)
         larger = [job for job in cuts if _chunk_tokens(job) > first]

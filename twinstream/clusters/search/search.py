@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from twinstream.clusters.kernel_sets import run_refusal, with_kernels
+from twinstream.clusters.kernel_sets import cluster_refusal, run_refusal, with_kernels
 from twinstream.clusters.predict import (
     gpu_caps,
     predicted_whole,
@@ -160,8 +160,7 @@ _Family = tuple[bool, int, int, int, int, int]
 
 def _kind(job: Job, layout: Layout) -> _Kind:
     """Whether twinstream's own kernels compute a layout, and over how many ranks experts are."""
-    is_own = layout.ep == 1 and run_refusal(job.shape, job.recipe, layout) is None
-    return is_own, layout.ep
+    return cluster_refusal(job.shape, job.recipe, layout) is None, layout.ep
 
 
 def _family(job: Job, layout: Layout) -> _Family:

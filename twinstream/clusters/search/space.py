@@ -1,11 +1,16 @@
 """All layouts of a model on so many GPUs that are worth a look."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, product
 from typing import Any, NamedTuple
 
-from twinstream.clusters.kernel_sets import run_refusal, with_kernels
+from twinstream.clusters.kernel_sets import (
+    cluster_refusal,
+    run_refusal,
+    slices_refusal,
+    with_kernels,
+)
 from twinstream.clusters.refusals import order_refusals, refusals_of
 from twinstream.clusters.search.chains import Pricing
 from twinstream.hardware_profiles.clusters.schema import Cluster
@@ -13,6 +18,8 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout, LayoutError
+from twinstream.models.providers.model import AnyModel
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.planner.choices import OPEN, Choices
 
 _MOST_MICRO_BATCH = 16
@@ -25,16 +32,17 @@ _MOST_REFUSED, _REASONS_TOLD = 2000, 4
 
 class Open(NamedTuple):
     """What is tried where it is not fixed: ZeRO of replicas, orders of several virtual stages,
-    whether replicas share experts."""
+    whether replicas share experts; and why kernels of ours do not compute a layout."""
 
     zero: Sequence[int] = (1, 3)
     orders: Sequence[str] = ("interleaved",)
     shares_experts: bool = True
+    refusal: Callable[[AnyModel, Recipe, Layout], str | None] = cluster_refusal
 
 
 _PRICED = Open()
 # The less is sent the earlier. Experts are shared where it is asked for: plans take long.
-_HERE = Open((0, 1, 2, 3), ("interleaved", "ring"), shares_experts=False)
+_HERE = Open((0, 1, 2, 3), ("interleaved", "ring"), shares_experts=False, refusal=run_refusal)
 
 
 def layouts(
@@ -132,18 +140,17 @@ class SearchSpace:
         found = layouts(self.job, self.num_gpus, gpus_per_node, fixed, is_open, refused=refused)
         if self.here is None:
             return found
-        parts = fixed.get("parts")  # with them norms are of all tokens
-        return (
-            one.model_copy(update={"parts": parts, "sequence_parallel": one.tp == 1})
-            for one in found
+        parts = {name: fixed.get(name) for name in ("parts", "cp_parts")}
+        return (  # in parts norms are of all tokens
+            one.model_copy(update={**parts, "sequence_parallel": one.tp == 1}) for one in found
         )
 
     def _refusals(self, layout: Layout) -> list[str]:
         one = self.job.laid_out(layout)
         found = refusals_of(one, self.num_gpus)
         if self.here is not None:
-            why_not = run_refusal(one.shape, one.recipe, layout)
-            return [*found, *([] if why_not is None else [why_not])]
+            reasons = run_refusal(one.shape, one.recipe, layout), slices_refusal(one)
+            return [*found, *(why_not for why_not in reasons if why_not is not None)]
         try:
             with_kernels(one, self.pricing.machine)
         except LayoutError as error:
@@ -210,16 +217,12 @@ def _with_the_rest(
                 pipeline=pipeline, virtual_stages=stages, offload=fixed.get("offload") is not False,
                 **other,
             )  # fmt: skip
-            is_own = _is_own(job, found) and (found.ep == 1 or is_open is _HERE)
+            is_own = is_open.refusal(job.shape, job.recipe, found) is None
             if fixed.get("recompute") is None and is_own:
                 if recompute == "none":  # once: the planner decides block by block
                     yield found.model_copy(update={"recompute": "auto"})
                 continue
             yield found
-
-
-def _is_own(job: Job, layout: Layout) -> bool:
-    return run_refusal(job.shape, job.recipe, layout) is None
 
 
 def _pipelines(

@@ -81,7 +81,8 @@ class Communication:
         )
         if op.shift:
             return Side(position, op, (), operands)
-        operation = (op.collective, op.reduction, *[o.mode for o in op.operands])
+        order = ("last_first",) if op.last_first else ()
+        operation = (op.collective, op.reduction, *order, *[o.mode for o in op.operands])
         return Side(position, op, operation, operands)
 
     def _type(self, tensor: str, num_parts: int | None) -> tuple[str, int]:

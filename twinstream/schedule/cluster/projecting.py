@@ -1,6 +1,6 @@
 """The part of one rank of a cluster: an ordinary schedule, and the ranks it meets."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from twinstream.schedule.cluster.communication import Communicator
 from twinstream.schedule.document import Mesh, RankClass, RankSchedule, Schedule
 from twinstream.schedule.errors import TwinstreamError, require_whole
-from twinstream.schedule.ops import Attribute, Communicate, KernelCall
+from twinstream.schedule.ops import Attribute, Communicate, Feed, KernelCall, Op
 
 # Of a call that works on a shard: over which axes of the mesh the whole is cut. What else it says
 # is of the first shard: its elements (`num_elements`), where it begins (`element_offset`), and of
@@ -16,6 +16,7 @@ from twinstream.schedule.ops import Attribute, Communicate, KernelCall
 SHARD_AXES = "shard_axes"
 # Of a call that has values of some attributes for each rank of an axis: that, and their names.
 BY_RANK = "by_rank"
+CP = "cp"  # the axis whose ranks have slices of every sequence
 
 
 class Channel(NamedTuple):
@@ -71,6 +72,10 @@ def rank_part(schedule: Schedule, rank: int) -> RankPart:
     coordinates = schedule.mesh.coordinates(rank)
     own = _class_of(schedule, coordinates)
     part = _with_shards(schedule.of(own), schedule.mesh, coordinates)
+    if CP in coordinates:
+        part = part.model_copy(
+            update={"ops": tuple(map(_fed_to(schedule, own, coordinates), part.ops))}
+        )
     channels = {
         op.op_id: channel_of(schedule.mesh, op, coordinates)
         for op in part.ops
@@ -91,17 +96,68 @@ def _with_shards(part: RankSchedule, mesh: Mesh, coordinates: Mapping[str, int])
     return part.model_copy(update={"calls": {**part.calls, **filled}}) if filled else part
 
 
+def slice_place(index: int, rank: int, num_ranks: int, num_slices: int) -> int:
+    """Which of a sequence's slices one of its ranks has as number `index`.
+
+    The first half of its slices are as far from the sequence's begin as the others are from its
+    end, so that all ranks see as many keys.
+
+    >>> [[slice_place(i, rank, 2, 8) for i in range(4)] for rank in range(2)]
+    [[0, 1, 6, 7], [2, 3, 4, 5]]
+    """
+    half = num_slices // num_ranks // 2
+    return rank * half + index if index < half else num_slices - (rank + 2) * half + index
+
+
+def _fed_to(
+    schedule: Schedule, own: RankClass, coordinates: Mapping[str, int]
+) -> Callable[[Op], Op]:
+    """Feeds of chunks are of the rank's slices; in documents their chunks are counted by rank."""
+    num_ranks = schedule.mesh.length(CP)
+    num_slices = schedule.of(own).workload.chunks_per_sequence
+    each = num_slices // num_ranks
+
+    def fed(op: Op) -> Op:
+        if not isinstance(op, Feed) or op.source != "tokens":
+            return op
+        sequence, index = divmod(op.index, each)
+        place = slice_place(index, coordinates[CP], num_ranks, num_slices)
+        return op.model_copy(update={"index": sequence * num_slices + place})
+
+    return fed
+
+
 def _call_of_rank(call: KernelCall, coordinates: Mapping[str, int]) -> KernelCall:
-    told = dict(call.attributes)
-    axis, *names = str(told.pop(BY_RANK)).split()
+    axis, *names = str(call.attributes[BY_RANK]).split()
+    place = coordinates.get(axis, -1)
     for name in names:
-        values, place = told.get(name), coordinates.get(axis, -1)
+        values = call.attributes.get(name)
         if not isinstance(values, tuple) or not 0 <= place < len(values):
             raise TwinstreamError(
                 f"a call has no {name} of rank {place} along '{axis}': {values!r}"
             )
+    return call.model_copy(update={"attributes": attributes_of_rank(call.attributes, place)})
+
+
+def attributes_of_rank(attributes: Mapping[str, Attribute], place: int) -> dict[str, Attribute]:
+    """What a call is told on one of the ranks of its axis, if it has values by rank."""
+    told = dict(attributes)
+    for name in str(told.pop(BY_RANK, "")).split()[1:]:
+        values = told[name]
+        assert isinstance(values, tuple), "one for each rank"
         told[name] = values[place]
-    return call.model_copy(update={"attributes": told})
+    return told
+
+
+def attributes_of_ranks(attributes: Mapping[str, Attribute]) -> list[dict[str, Attribute]]:
+    """The same of all ranks of its axis; what all are told once, where that is alike.
+
+    >>> attributes_of_ranks({"dtype": "float32", "start": (0, 8), "by_rank": "cp start"})
+    [{'dtype': 'float32', 'start': 0}, {'dtype': 'float32', 'start': 8}]
+    """
+    names = str(attributes.get(BY_RANK, "")).split()[1:]
+    count = len(attributes[names[0]]) if names else 1  # type: ignore[arg-type]
+    return [attributes_of_rank(attributes, place) for place in range(count)]
 
 
 def shard_call(call: KernelCall, index: int) -> KernelCall:

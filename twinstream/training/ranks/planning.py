@@ -111,7 +111,8 @@ class RanksPlan(StepPlan):
     @property
     def checkpoint_bytes(self) -> int:
         """Of what is written of all stages and parts, replicas' once; shards padded as they are."""
-        zero, dp, tp, ep = self.layout.zero, self.layout.dp, self.layout.tp, self.layout.ep
+        zero, tp, ep = self.layout.zero, self.layout.tp, self.layout.ep
+        dp = self.layout.dp * self.layout.cp
         times = {"parameter": dp if zero == 3 else 1, "optimizer_state": dp if zero else 1}
         sizes: dict[str, int] = {}
         for part in self.schedule.schedules.values():
@@ -186,7 +187,12 @@ class RanksPlan(StepPlan):
                 f"note: gradients are summed over {layout.dp} replicas in their order: the data "
                 "is that of one device, and the bits are those of this dp"
             )
-        if layout.in_parts:
+        if layout.splits_sequences:
+            found.append(
+                f"note: sequences are computed in {layout.num_slices // 2} parts, a document in "
+                "each: the bits are those of as many parts"
+            )
+        if layout.tp > 1 or layout.parts is not None:
             how = "by the transport" if layout.parts is None else "in their order"
             found.append(
                 f"note: blocks are computed in {layout.num_parts} parts and summed {how}: the bits "
@@ -250,7 +256,8 @@ def workloads_of(
     """
     ranks = options.ranks or 1
     longest, chunk = packed_length(options), options.chunk_tokens
-    sliced = chunk is not None and chunk < longest and recipe.loss.sides == 1
+    sliced = (chunk is not None and chunk < longest) or options.splits_sequences
+    sliced = sliced and recipe.loss.sides == 1
     step = TrainingStep(
         longest, options.tokens_per_step, chunk, options.chunks_per_round, recipe=recipe,
         packing=None if sliced else expected_packing(data.lengths(), longest),
@@ -334,7 +341,8 @@ def require_possible(options: TrainOptions) -> None:
             raise OptionsError(f"{what}: {_WITHOUT}")
         return
     alone = {
-        **dict.fromkeys(("pp", "dp", "tp", "ep", "virtual_stages"), 1), "zero": 0, "pipeline": None,
+        **dict.fromkeys(("pp", "dp", "tp", "cp", "ep", "virtual_stages"), 1), "zero": 0,
+        "pipeline": None,
     }  # fmt: skip
     given = [name for name, one in alone.items() if getattr(options, name) not in (None, one)]
     if given:
