@@ -68,7 +68,8 @@ NAMES: Mapping[Kind, tuple[str, ...]] = {
     ),
     "cluster": (
         "model", "cluster", *COUNTS, "seq_len", "tokens_per_step", "chunk_tokens", *MEMORY_CAPS,
-        "precision", *_RECIPE, "kernels", "attention", "nondeterministic", "clips", *LAYOUT_NAMES,
+        "precision", "precision_units", *_RECIPE, "kernels", "attention", "nondeterministic",
+        "clips", *LAYOUT_NAMES,
     ),
 }  # fmt: skip
 REQUIRED: Mapping[Kind, tuple[str, ...]] = {
