@@ -56,8 +56,9 @@ class GapColumns:
 
     @property
     def on_host(self) -> Terms:
-        """The fraction on the host at some time in the gap, of several."""
-        assert self.valid is not None, "the only gap of a version has no such row"
+        """The fraction on the host at some time in the gap."""
+        if self.valid is None:
+            return [(self.written, 1.0)]
         return [
             (column, 1.0) for column in (self.valid, self.written, self.read) if column is not None
         ]
@@ -268,7 +269,8 @@ class ChainGaps:
         filed: Terms = []
         for key, share in self._side(number, index, gap, "leaving"):
             columns = self.columns[key]
-            assert columns.valid is not None, "gaps of an element are alone alike"
+            if columns.valid is None:
+                continue
             valid.append((columns.valid, share))
             if columns.filed is not None and columns.on_file is not None:
                 on_file.append((columns.on_file, share))
@@ -283,7 +285,7 @@ class ChainGaps:
                 filed += [] if self.tied else _times(-share, there)
         # valid <= valid + written + read of the gap before; 0 where content is made anew
         self.program.at_most(valid, 0.0)
-        if filed:
+        if self.elements[number].on_disk == "written":
             # the same of the disk; and what is filed was on the host in the gap
             self.program.at_most(on_file, 0.0)
             self.program.at_most(filed, 0.0)

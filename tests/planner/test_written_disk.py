@@ -17,8 +17,10 @@ from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.overrides import override
 from twinstream.measures.residence import residence
 from twinstream.measures.wear import wear_notes, written_bytes
-from twinstream.planner.bound.lower_bound import lower_bound
+from twinstream.planner.bound.lower_bound import BoundProgram, ProgramKind, lower_bound
+from twinstream.planner.bound.program import LinearProgram, Terms
 from twinstream.planner.evaluate.evaluation import evaluation_of
+from twinstream.planner.lifetimes.view import ChainView
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import with_drive, with_endurance
 from twinstream.schedule.derived.flush import flush_of
@@ -115,6 +117,29 @@ def test_what_is_written_to_a_drive_has_crossed_the_link_to_the_host() -> None:
     # out before t1 and in before t2, t4 and t0, beside no task that needs all of the device
     out_s, in_s = 8 * UNIT_BYTES / 0.1e9, 3 * 8 * UNIT_BYTES / 50e9
     assert bound.step_s == pytest.approx(out_s + in_s, abs=6 * 0.5e-3)
+
+
+@pytest.mark.parametrize("with_disk", [False, True])
+def test_no_row_of_the_program_says_nothing(
+    with_disk: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a drive there are none about it, and each row holds something back."""
+    sorts = [
+        Sort("x", 8, "parameter", {0: ("update", 0), 2: ("read", 1), 4: ("read", 1)}),
+        Sort("y", 4, "activation", {0: ("write", 1), 3: ("read", 1), 5: ("read", 1)}),
+    ]
+    view = ChainView(build_chain(sorts, (0.5,) * 6))
+    machine = with_drive(link_machine(h2d=50.0, d2h=50.0), "1GB/s,1GB/s")
+    rows: list[tuple[Terms, float]] = []
+    add = LinearProgram.at_most
+
+    def noted(self: LinearProgram, terms: Terms, right: float) -> int:
+        rows.append((terms, right))
+        return add(self, terms, right)
+
+    monkeypatch.setattr(LinearProgram, "at_most", noted)
+    BoundProgram(view, machine, kind=ProgramKind(with_disk=with_disk))
+    assert rows and all(right < 0 or any(c > 0 for _, c in terms) for terms, right in rows)
 
 
 def test_a_drive_as_fast_as_can_be_costs_nothing() -> None:
