@@ -115,6 +115,13 @@ def experts_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | No
     )
 
 
+def split_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | None:
+    """Why ranks here cannot compute the parts of a layout, or share experts; None if they can."""
+    asked = model, recipe, layout
+    of_layout = layout_refusal(layout) if layout.ep > 1 else None
+    return parts_refusal(*asked) or experts_refusal(*asked) or of_layout
+
+
 def _in_parts(layout: Layout) -> str:
     return f"tp {layout.tp}" if layout.parts is None else f"{layout.parts} parts"
 
