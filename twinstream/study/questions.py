@@ -234,9 +234,9 @@ def _kind(
     if num_ranks is not None:
         return "ranks"
     is_priced = wanted.kernels == "megatron" or _matmuls(asked) != "model"
-    if asked.gpus in (None, 1) and not is_priced:
-        if asked.cluster is None or (asked.gpus == 1 and spec.executor_refusal is None):
-            return "device"
+    runs = asked.cluster is None or (asked.gpus == 1 and spec.executor_refusal is None)
+    if asked.gpus in (None, 1) and not is_priced and runs:
+        return "device"
     is_split = (asked.cp or 1) > 1 or not _runs_split(wanted, asked, spec)
     several = asked.cluster is None and (asked.gpus or 1) > 1
     return "ranks" if several and not is_split and not is_priced else "cluster"
