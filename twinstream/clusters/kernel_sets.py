@@ -35,6 +35,8 @@ def layout_refusal(layout: Layout) -> str | None:
         wrong.append(f"ep {layout.ep} beside {_in_parts(layout)} (experts are shared or in parts)")
     elif layout.ep > 1 and layout.capacity_factor is not None:
         wrong.append(f"a capacity of {layout.capacity_factor:g} (no row is dropped here)")
+    elif layout.ep > 1 and (layout.expert_nodes or 1) > 1:
+        wrong.append(f"tokens sent once to each of {layout.expert_nodes} nodes (to ranks, here)")
     elif layout.dp % layout.ep:
         wrong.append(
             f"experts shared by {layout.ep} of {layout.dp} replicas (as many in each group)"
