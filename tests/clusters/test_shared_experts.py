@@ -88,6 +88,7 @@ def test_its_evaluation_is_proven_too(fields):
     [
         ({}, {"dp": 3}, "experts shared by 2 of 3 replicas (as many in each group)"),
         ({}, {"dp": 3, "ep": 3}, "8 experts on 3 ranks"),
+        ({}, {"expert_nodes": 2}, "tokens sent once to each of 2 nodes (to ranks, here)"),
         ({}, {"capacity_factor": 1.2}, "a capacity of 1.2 (no row is dropped here)"),
         ({"lora": lora_of("r=2,targets=q,experts")}, {}, "LoRA of experts beside ep 2"),
         ({"update": "muon"}, {}, "Muon, whose state is by matrix beside ep 2"),

@@ -33,6 +33,8 @@ def layout_refusal(layout: Layout) -> str | None:
         wrong.append(f"ep {layout.ep} beside {_in_parts(layout)} (experts are shared or in parts)")
     elif layout.ep > 1 and layout.capacity_factor is not None:
         wrong.append(f"a capacity of {layout.capacity_factor:g} (no row is dropped here)")
+    elif layout.ep > 1 and (layout.expert_nodes or 1) > 1:
+        wrong.append(f"tokens sent once to each of {layout.expert_nodes} nodes (to ranks, here)")
     elif layout.dp % layout.ep:
         wrong.append(
             f"experts shared by {layout.ep} of {layout.dp} replicas (as many in each group)"
@@ -119,6 +121,13 @@ def experts_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | No
     return (
         "; ".join(f"{what} beside ep {ep}" for what, is_asked in beside.items() if is_asked) or None
     )
+
+
+def split_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | None:
+    """Why ranks here cannot compute the parts of a layout, or share experts; None if they can."""
+    asked = model, recipe, layout
+    of_layout = layout_refusal(layout) if layout.ep > 1 else None
+    return parts_refusal(*asked) or experts_refusal(*asked) or of_layout
 
 
 def _in_parts(layout: Layout) -> str:
