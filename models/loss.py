@@ -25,6 +25,7 @@ class Loss(Node):
     Attributes:
         name: what documents and `--loss` call it.
         kernel, evaluation_kernel: of a head with gradients, and of one without.
+        parts_kernel: of what parts of a head tell of their logits; None where none computes it so.
         passes: over the rows of a head with gradients; the first of two is that of an evaluation.
         sides: documents of a row of data, which have to lie side by side in one chunk.
         has_reference: it compares with log-probabilities by the model before training.
@@ -37,6 +38,7 @@ class Loss(Node):
     name: ClassVar[str] = ""
     kernel: ClassVar[str]
     evaluation_kernel: ClassVar[str]
+    parts_kernel: ClassVar[str | None] = None
     passes: ClassVar[int] = 1
     sides: ClassVar[int] = 1
     has_reference: ClassVar[bool] = False
@@ -92,6 +94,7 @@ class CrossEntropy(Loss):
 
     kernel = "head_loss"
     evaluation_kernel = "head_evaluate"
+    parts_kernel = "parts_loss"
     has_perplexity = True
 
 
@@ -111,6 +114,7 @@ class Dpo(Loss):
     name = "dpo"
     kernel = "head_dpo"
     evaluation_kernel = "head_dpo_evaluate"
+    parts_kernel = "parts_dpo"
     passes = 2
     sides = 2
     has_reference = True

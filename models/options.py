@@ -66,7 +66,7 @@ class LatentAttention(Node):
     q_rank: Annotated[int, Field(ge=0, le=2**22)] = 0
 
 
-class Window(Node):
+class SlidingWindow(Node):
     """Attention to the last `tokens` tokens only, in all layers but `full_layers`."""
 
     tokens: PositiveCount
@@ -75,7 +75,7 @@ class Window(Node):
     def doubled_pairs(self, keys: int) -> int:
         """Twice the pairs of a query and a key that it sees, among the first so many tokens.
 
-        >>> Window(tokens=4).doubled_pairs(3), Window(tokens=4).doubled_pairs(10)
+        >>> SlidingWindow(tokens=4).doubled_pairs(3), SlidingWindow(tokens=4).doubled_pairs(10)
         (9, 64)
         """
         return keys * keys if keys <= self.tokens else self.tokens * (2 * keys - self.tokens)

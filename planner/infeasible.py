@@ -10,6 +10,9 @@ from twinstream.schedule.sizes import as_cap, gib
 _MUCH = 0.1  # of what is needed
 
 
+DriveUse = Literal["read", "written"] | None  # "read": of what no task changes, alone
+
+
 @dataclass(frozen=True)
 class Shortage:
     """Which cap is short, by how much, and where; and caps that would do.
@@ -22,7 +25,8 @@ class Shortage:
     where that is known; `fixed_options` are those by which the user cut the step, so that other
     ways were not tried; `leaner_options` are those that take less memory and were not given.
     `other_cap_bytes` is the cap of the other memory, None where there is none; `given` are the
-    memories whose caps the user gave; `drive_helps` where frozen weights could be on a drive.
+    memories whose caps the user gave; `drive` is how one could help that was not named: frozen
+    weights are read from it, or what is trained is written there.
     """
 
     policy: str
@@ -40,7 +44,7 @@ class Shortage:
     other_cap_bytes: int | None = None
     leaner_options: tuple[str, ...] = ()
     given: tuple[str, ...] = ("device", "host")
-    drive_helps: bool = False
+    drive: DriveUse = None
 
     @property
     def less_may_do(self) -> bool:
@@ -72,14 +76,14 @@ class InfeasiblePlan(TwinstreamError):
         leaner_options: Sequence[str] = (),
         given: Sequence[str] = ("device", "host"),
         *,
-        drive_helps: bool = False,
+        drive: DriveUse = None,
     ) -> "InfeasiblePlan":
         """Return the refusal, of a machine with so much memory and a step cut as the user said."""
         return InfeasiblePlan(
             replace(
                 self.shortage, device_has_bytes=device_has_bytes, host_has_bytes=host_has_bytes,
                 fixed_options=tuple(fixed_options), leaner_options=tuple(leaner_options),
-                given=tuple(given), drive_helps=drive_helps,
+                given=tuple(given), drive=drive,
             )
         )  # fmt: skip
 
@@ -192,8 +196,16 @@ def _leaner(shortage: Shortage) -> str:
     if shortage.leaner_options:
         told = f" Less is needed with {' or '.join(shortage.leaner_options)}: `twinstream fit` "
         told += "compares them."
-    if shortage.drive_helps:
+    host_cap = shortage.cap_bytes if shortage.cap == "host" else shortage.other_cap_bytes
+    needed = None if shortage.proven is None else shortage.proven[1]
+    more_host_helps = needed is not None and host_cap is not None and needed > host_cap
+    if shortage.drive == "read":
         told += " Frozen weights may be read from a drive: --disk-mem 1TB, of a run --disk PATH."
+    elif shortage.drive == "written" and more_host_helps:
+        told += (
+            " What the host has no room for may lie on a drive: --disk-mem 2TB --disk-bandwidth "
+            "7GB/s,5GB/s, of a run --disk PATH."
+        )
     return told
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from twinstream.models.lowering.lower import lower, lower_again
 from twinstream.planner.choices import OPEN, ChoiceError
 from twinstream.planner.evaluator import Evaluator
-from twinstream.planner.infeasible import InfeasiblePlan
+from twinstream.planner.infeasible import DriveUse, InfeasiblePlan
 from twinstream.planner.limits import SearchLimits
 from twinstream.planner.policies import ON_DEVICE, policy_named
 from twinstream.planner.proof import proven, step_bound
@@ -129,9 +129,28 @@ class Planner:
 
     def _planned(self, request: PlanRequest, *, name_caps: bool) -> RankSchedule:
         if request.policy == DEFAULT_POLICY:
-            return self._optimally_placed(request.placed(ON_DEVICE), name_caps=name_caps)
+            plain = self._without_disk(request)
+            try:
+                placed = request.placed(ON_DEVICE)
+                found = self._optimally_placed(placed, name_caps=name_caps and not plain)
+            except InfeasiblePlan:
+                if not plain:
+                    raise
+                return self.fastest_of(None, plain, request)
+            return self.fastest_of(found, plain, request)
         schedule, chain = policy_named(request.policy).plan(request)
         return proven(schedule, chain, step_bound(chain, request.machine, request.caps))
+
+    def _without_disk(self, request: PlanRequest) -> list[RankSchedule]:
+        """Of a request with a disk, the plan without it, if that fits: a disk makes none slower."""
+        if request.caps.disk_bytes is None:
+            return []
+        caps = request.caps.model_copy(update={"disk_bytes": None})
+        placed = replace(request, caps=caps).placed(ON_DEVICE)
+        try:
+            return [self._optimally_placed(placed, name_caps=False)]
+        except InfeasiblePlan:
+            return []
 
     def _optimally_placed(self, placed: Sequence[PlanRequest], *, name_caps: bool) -> RankSchedule:
         """The fastest plan of requests that differ in the optimizer's place alone.
@@ -223,17 +242,17 @@ def _of_machine(error: InfeasiblePlan, request: PlanRequest) -> InfeasiblePlan:
         )
         if cap != default
     ]
-    return error.on(
-        device, host, fixed, _leaner_options(request), given, drive_helps=_drive_helps(request)
-    )
+    return error.on(device, host, fixed, _leaner_options(request), given, drive=_drive_use(request))
 
 
-def _drive_helps(request: PlanRequest) -> bool:
-    """Whether there could be a drive, on which frozen weights have no need of host memory."""
+def _drive_use(request: PlanRequest) -> DriveUse:
+    """How a drive could help that there is none of: what it holds has no need of host memory."""
     recipe, caps = request.recipe, request.caps
-    is_frozen = bool(recipe.lora or recipe.frozen or request.spec.own_lora)
     of_two = request.machine.pool_bytes is None and request.policy == DEFAULT_POLICY
-    return is_frozen and of_two and caps.disk_bytes is None and caps.host_bytes is not None
+    if not of_two or caps.disk_bytes is not None or caps.host_bytes is None:
+        return None
+    is_frozen = bool(recipe.lora or recipe.frozen or request.spec.own_lora)
+    return "read" if is_frozen else "written"
 
 
 def _leaner_options(request: PlanRequest) -> list[str]:

@@ -88,8 +88,9 @@ def plan(  # noqa: PLR0913
         device_mem: cap of device memory, `24GiB`, `80%` or bytes; by default all of it. The
             machine's reserve for context and libraries is taken off.
         host_mem: cap of pinned host memory; by default all that the profile states.
-        disk_mem: most of a drive for frozen weights that have no room in host memory; by default
-            none. The machine states `disk_read_bytes_per_s` and `disk_latency_ns`.
+        disk_mem: most of a drive for what has no room in host memory; by default none. The machine
+            states `disk_read_bytes_per_s`, `disk_latency_ns`, and `disk_write_bytes_per_s` and
+            `disk_overlap` where more than frozen weights may lie there.
         policy: by name; see `twinstream.planner.policies`. It decides where the optimizer runs,
             whatever the recipe of `step` says.
         choices: what is fixed of a plan of `optimal`: homes, recompute level, prefetch; and how

@@ -46,6 +46,7 @@ from twinstream.executor.kernels.parts.end_parts import (
     embed_part_forward,
     head_part_backward,
     head_part_sums,
+    parts_dpo,
     parts_loss,
 )
 from twinstream.executor.kernels.parts.sums import add_parts, norm_parts_backward
@@ -101,6 +102,7 @@ _COMPOSITIONS: dict[str, Callable[..., None]] = {
     "head_part_sums": head_part_sums,
     "head_part_backward": head_part_backward,
     "parts_loss": parts_loss,
+    "parts_dpo": parts_dpo,
 }
 _VECTOR = ("eager", "triton")
 _OF_HOST: dict[str, Callable[..., None]] = {

@@ -121,17 +121,18 @@ def _reduce_scatter(meeting: Meeting, given: torch.Tensor, taken: torch.Tensor) 
         whole = given.view(reduction.dtype)
         return [lambda: scatter(typed, whole, group=group.process_group) and None]
     calls: list[Call] = []
-    shards = given.view(reduction.dtype).view(group.size, reduction.shard_elements)
+    shape = (reduction.pieces, group.size, reduction.shard_elements)
+    shards = given.view(reduction.dtype).view(shape).transpose(0, 1)  # of each rank, by piece
     for begin, part in reduction.stretches():
         shard = slice(begin, begin + part.num_elements)
         sent = given
-        if part.num_elements < reduction.shard_elements or reduction.last_first:
+        if part.num_elements < reduction.shard_elements or reduction.is_sorted_first:
             # of each shard; to be sent it lies together, in rank order
             sent = scratch[part.scratch_bytes :][: part.pieces_bytes]
-            rows = sent.view(reduction.dtype).view(group.size, -1)
+            rows = sent.view(reduction.dtype).view(group.size, reduction.pieces, -1)
             order = range(group.size)[:: -1 if reduction.last_first else 1]
             calls += [
-                partial(_copy, rows[i], shards[place, shard]) for i, place in enumerate(order)
+                partial(_copy, rows[i], shards[place, :, shard]) for i, place in enumerate(order)
             ]
         calls += [
             _swap(part.pieces(scratch), sent, group),

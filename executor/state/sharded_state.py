@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from twinstream.executor.state.training_state import State
-from twinstream.models.decoders.spec import ITEMSIZE_BYTES, ModelSpec
+from twinstream.models.decoders.sizes import ITEMSIZE_BYTES
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.kernel_costs.scratch_sizes import code_blocks
 from twinstream.models.layouts.layout import Layout
 from twinstream.models.lowering.declarations import optimizer_parts

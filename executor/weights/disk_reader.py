@@ -94,7 +94,7 @@ class DriveClock:
             return self._free_s
 
 
-class Pace:
+class DrivePace:
     """One way of a drive: keeps to its rate if that is limited, and says if the drive is slower.
 
     Attributes:
@@ -147,7 +147,7 @@ class DiskReader:
         drive: DriveClock | None = None,
     ) -> None:
         self._files, self._own = files, dict(own or {})
-        self.pace = Pace("reads", files.expected_bytes_per_s, files, drive or DriveClock())
+        self.pace = DrivePace("reads", files.expected_bytes_per_s, files, drive or DriveClock())
         self._handles: dict[Path, tuple[int, bool]] = {}
         self._buffers = threading.local()
         self._told: set[str] = set()

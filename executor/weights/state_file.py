@@ -22,8 +22,8 @@ from twinstream.executor.weights.disk_reader import (
     THREADS,
     DiskFiles,
     DriveClock,
+    DrivePace,
     FileExtent,
-    Pace,
     aligned_buffer,
     requests,
 )
@@ -55,7 +55,7 @@ class StateFile:
         assert files.place is not None, "the user names a place"
         self.path = files.place / _NAME
         self._buffers = threading.local()
-        self.pace = Pace("writes", files.written_bytes_per_s, files, drive)
+        self.pace = DrivePace("writes", files.written_bytes_per_s, files, drive)
         for path in files.place.glob(f"{_NAME}*"):
             with contextlib.suppress(OSError):
                 if path.stat().st_size == 0:

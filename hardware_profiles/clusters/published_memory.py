@@ -63,8 +63,8 @@ class RunMemory(NamedTuple):
     def told(self) -> str:
         """Return in words what is known of a framework's memory."""
         name = _NAMES[self.framework]
-        said = f"{self.num_ran} runs of {name} ran that were predicted to need "
-        said += f"at most {self.over:.1%} more than a GPU has"
+        said = f"{self.num_ran} published runs of {name} ran where at most {self.over:.1%} more "
+        said += "than a GPU has was predicted"
         if self.extra is not None and self.bar is not None:
             said += (
                 f"; in {self.num_reserved} its allocator reserved {self.extra:.0%} +/- "

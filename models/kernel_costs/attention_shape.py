@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Literal
 
-from twinstream.models.decoders.spec import ITEMSIZE_BYTES
+from twinstream.models.decoders.sizes import ITEMSIZE_BYTES
 
 AttentionPass = Literal["forward", "backward"]
 

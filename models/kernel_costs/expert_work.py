@@ -7,7 +7,8 @@ one launch. Legend: T tokens of the chunk, S rows, d model width, f an expert's 
 
 from dataclasses import dataclass
 
-from twinstream.models.decoders.spec import ITEMSIZE_BYTES, ModelSpec
+from twinstream.models.decoders.sizes import ITEMSIZE_BYTES
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.kernel_costs.products import gradient_work, matmul_work
 from twinstream.models.kernel_costs.scratch_sizes import BLOCK_ELEMENTS, router_block_width
 from twinstream.models.options import Experts

@@ -1,6 +1,7 @@
 """What a matrix product amounts to, whoever asks for it."""
 
-from twinstream.models.decoders.spec import ITEMSIZE_BYTES, ModelSpec
+from twinstream.models.decoders.sizes import ITEMSIZE_BYTES
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.cost import Work
 

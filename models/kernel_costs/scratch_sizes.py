@@ -1,6 +1,6 @@
 """Sizes that kernels and the formulas of their scratch share, so that both have the same."""
 
-from twinstream.models.decoders.spec import ITEMSIZE_BYTES
+from twinstream.models.decoders.sizes import ITEMSIZE_BYTES
 from twinstream.models.layout import aligned
 from twinstream.models.options import Experts
 from twinstream.models.recipes.recipe import OptimizerState

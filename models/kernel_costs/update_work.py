@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from twinstream.models.decoders.spec import ITEMSIZE_BYTES
+from twinstream.models.decoders.sizes import ITEMSIZE_BYTES
 from twinstream.models.kernel_costs.attributes import Attributes, may_skip, optimizer_state
 from twinstream.schedule.cost import Work
 

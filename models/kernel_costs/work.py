@@ -13,7 +13,8 @@ Legend: T tokens of the chunk, d model width, q width of Q, k width of K (= of V
 
 from dataclasses import dataclass, field
 
-from twinstream.models.decoders.spec import ITEMSIZE_BYTES, ModelSpec
+from twinstream.models.decoders.sizes import ITEMSIZE_BYTES
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.kernel_costs.adapter_work import AdapterWork
 from twinstream.models.kernel_costs.attention_limits import attention_limits
 from twinstream.models.kernel_costs.attention_shape import (
@@ -231,6 +232,10 @@ class ChunkWork:
         if s.experts is not None and experts_base != "model":
             matrix = s.experts.count * s.experts.d_ff * s.d_model
             routed = {name: [2 * matrix, matrix] for name in ("block_forward", "block_backward")}
+        if self.ep > 1 and matrix:  # a rank's own, by other tasks
+            own = matrix // self.ep
+            routed = {name: [2 * own, own] for name in ("experts_forward", "experts_backward")}
+            matrix = 0
         whole = [(s.d_q + 2 * s.d_kv) * s.d_model, s.d_q * s.d_model, *into]
         q = [s.d_q * s.d_model, *whole[1:]]  # K and V are kept
         k = s.d_kv * s.d_model
@@ -242,8 +247,10 @@ class ChunkWork:
             "attention_part_backward": [q[0], *([k] if s.qk_norm else []), whole[0]],
             "mlp_part_forward": [*into, *down], "mlp_part_recompute": into,
             "mlp_part_backward": [*down, *into],
+            "experts_forward": [], "experts_backward": [], "block_dispatch_backward": [],
+            "block_combine_forward": down,
         }[kernel]  # fmt: skip
-        again = routed.get(kernel, [2 * matrix] if routed else [])
+        again = routed.get(kernel, [2 * matrix] if matrix else [])
         few = experts_base if base == "model" else base
         bits = CODE_BITS[few] + 8 * SCALE_BYTES / BLOCK_ELEMENTS[few]
         return tuple(

@@ -128,10 +128,12 @@ def _block_dispatch_backward(attributes: Attributes) -> int:
 
 
 def _experts_forward(attributes: Attributes) -> int:
-    """Gate and up, and their product, of the rows of one rank."""
+    """Gate and up, and their product, of the rows of one rank; matrices made anew from codes."""
     block = block_sizes(attributes)
     assert block.experts is not None
-    return _rows(block, 2 * block.experts.d_ff) + _rows(block, block.experts.d_ff)
+    own = block.experts.count // block.ep * block.experts.d_ff * block.d * block.itemsize
+    anew = aligned(2 * own) + aligned(own) if block.experts_base != "model" else 0
+    return _rows(block, 2 * block.experts.d_ff) + _rows(block, block.experts.d_ff) + anew
 
 
 def _shared_experts_backward(attributes: Attributes) -> int:

@@ -146,7 +146,8 @@ class Job(Node):
             "attention_implementation":
                 None if kernels.attention == "flash" else kernels.attention,
             "expert_imbalance": layout.expert_imbalance,
-            "capacity_factor": layout.capacity_factor, "narrow": kernels.narrow,
+            "capacity_factor": layout.capacity_factor, "expert_nodes": layout.expert_nodes,
+            "narrow": kernels.narrow,
         }  # fmt: skip
         if self.recipe.lora is not None or self.recipe.frozen:
             return FrozenWork(**sizes, recipe=self.recipe)

@@ -51,6 +51,8 @@ class Layout(Node):
         reduction: how ranks that run sum gradients over replicas: in `rank_order`, in float32 and
             with the same bits on any transport, or as the `library` of the transport does it.
         expert_imbalance: how many times the mean the busiest rank's experts get.
+        expert_nodes: nodes over which `ep` ranks lie, where a token is sent once to each that has
+            an expert of its (DeepEP), and not once to each expert (None).
         capacity_factor: how many times the mean a rank's experts take at most; what more comes is
             dropped (None: nothing is).
         offload: parameters, gradients, state and activations may be on the host.
@@ -76,6 +78,7 @@ class Layout(Node):
     reduction: ReplicaSum = "rank_order"
     stage_layers: Annotated[tuple[Count, ...], Field(strict=False)] | None = None
     expert_imbalance: Annotated[float, Field(ge=1, le=1e3, allow_inf_nan=False)] = 1.0
+    expert_nodes: PositiveCount | None = None
     capacity_factor: Annotated[float, Field(gt=0, le=1e3, allow_inf_nan=False)] | None = None
     offload: bool = False
 
@@ -95,6 +98,7 @@ class Layout(Node):
             "etp": self.etp is None, "tp_overlap": not self.tp_overlap, "parts": self.parts is None,
             "cp_parts": self.cp_parts is None,
             "capacity_factor": self.capacity_factor is None,
+            "expert_nodes": self.expert_nodes is None,
         }  # fmt: skip
         return {name: value for name, value in document.items() if not usual.get(name)}
 
@@ -159,6 +163,7 @@ class Layout(Node):
             stages: self.pp > 1,
             f"dp{self.dp}": self.dp > 1 or self.num_gpus == 1, f"ep{self.ep}": self.ep > 1,
             f"etp{self.etp}": self.etp not in (None, self.tp),
+            f"nodes{self.expert_nodes}": self.expert_nodes is not None,
             f"capacity{self.capacity_factor or 0:g}": self.capacity_factor is not None,
             f"mb{self.micro_batch}": self.micro_batch > 1, self.pipeline: self.pp > 1,
             f"zero{self.zero}": self.dp * self.cp > 1,

@@ -32,6 +32,7 @@ class RankSizes:
     `matmul_dtype`, by default the same, but for those of router and head. Weight gradients are
     summed in `gradient_dtype`. `attention_implementation` None is any that keeps its scores on
     chip; "unfused" writes scores and softmax to HBM, as Megatron-LM did before FlashAttention.
+    With `expert_nodes` a token is sent once to each of as many nodes that has one of its experts.
     `expert_imbalance` is how many times the mean the tokens of the busiest rank's experts are, of
     which they take at most `capacity_factor` times the mean. `narrow` are the units that compute in
     `matmul_dtype`.
@@ -57,6 +58,7 @@ class RankSizes:
     attention_implementation: str | None = None
     expert_imbalance: float = 1.0
     capacity_factor: float | None = None
+    expert_nodes: int | None = None
     narrow: tuple[NarrowUnit, ...] = USUALLY_NARROW
 
     def __post_init__(self) -> None:
@@ -132,6 +134,20 @@ class RankSizes:
         if self.shape.experts is None:
             return 0
         return _times(self.local_tokens * self.shape.experts.per_token, min(1.0, self._capacity))
+
+    @property
+    def sent_rows(self) -> int:
+        """Of them those that are sent: one to a node where that hands it on to its ranks.
+
+        Of m nodes that a token may reach it reaches m (1 - (1 - 1/m)^k) in the mean, with k experts
+        drawn evenly; those of as many groups as its router may choose from.
+        """
+        experts, nodes = self.shape.experts, self.expert_nodes
+        if experts is None or nodes is None:
+            return self.routed_tokens
+        reached = max(1.0, nodes * experts.groups_per_token / experts.num_groups)
+        met = reached * (1 - (1 - 1 / reached) ** experts.per_token)
+        return _times(self.routed_tokens, min(1.0, met / experts.per_token))
 
     @property
     def expert_tokens(self) -> int:

@@ -7,7 +7,8 @@ from itertools import pairwise
 from math import prod
 
 from twinstream.models.decoders.hf_weights import HfWeight, hf_weights_of
-from twinstream.models.decoders.spec import ITEMSIZE_BYTES, ModelSpec
+from twinstream.models.decoders.sizes import ITEMSIZE_BYTES
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.kernel_costs.scratch_sizes import (
     CODE_BLOCK_ELEMENTS,
     state_bytes,
@@ -184,6 +185,10 @@ class Shapes:
         """The parts of the sums of squares that the norm is taken of: one number for each group."""
         return tuple((group, 1) for group in self.trained)
 
+    def sums_of_pieces(self, group: str) -> int:
+        """Ranks of which each sums a share of the pieces of a group's gradient."""
+        return 1
+
     def holders_of_squares(self, group: str) -> int:
         """Ranks of which each has the squares of some stretches of a group; 1 where it has all."""
         sharding = self.sharding(group)
@@ -309,6 +314,9 @@ def _declare_group(builder: ChainBuilder, shapes: Shapes, group: str) -> None:
     if (pieces := shapes.gradient_pieces(group)) > 1:
         size = pieces * itemsize * shapes.num_elements(group)
         builder.declare_flat(f"{GRADIENT_PIECES}.{group}", size, "gradient", gradient_dtype)
+        if (shares := shapes.sums_of_pieces(group)) > 1:
+            size //= pieces * shares
+            builder.declare_flat(f"grad_shard.{group}", size, "gradient", gradient_dtype)
     if sharding is not None and sharding.zero > 1:
         declare("grad_shard", "gradient", gradient_dtype, [itemsize * held[0]])
     state = shapes.recipe.state_of(dtype)

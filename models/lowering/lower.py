@@ -12,7 +12,7 @@ from twinstream.models.kernel_costs.workspace import library_bytes
 from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout
 from twinstream.models.lowering.decoder import DecoderLowering
-from twinstream.models.lowering.expert_tasks import ExpertTasks, shares_experts_here
+from twinstream.models.lowering.parts.expert_tasks import ExpertTasks, shares_experts_here
 from twinstream.models.lowering.parts.part_blocks import lower_in_parts
 from twinstream.models.lowering.parts.part_tasks import PartTasks, runs_in_parts
 from twinstream.models.lowering.parts.sequence_tasks import SequenceTasks

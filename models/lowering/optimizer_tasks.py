@@ -3,7 +3,7 @@
 import zlib
 from collections.abc import Sequence
 
-from twinstream.models.decoders.spec import ITEMSIZE_BYTES
+from twinstream.models.decoders.sizes import ITEMSIZE_BYTES
 from twinstream.models.kernel_costs.attributes import TEMPORARY_BYTES
 from twinstream.models.kernel_costs.update_work import (
     element_update_work,

@@ -69,8 +69,8 @@ def replica_axes(layout: Layout, group: str) -> dict[str, int]:
 
 
 def sharding_of(layout: Layout, group: str) -> Sharding | None:
-    """What each replica keeps of a group; None where that is all."""
+    """What each replica keeps of a group; None where that is all, as of a rank's experts."""
     axes = replica_axes(layout, group)
-    if not layout.zero or not axes:
+    if not layout.zero or not axes or shares_experts(layout, group):
         return None
     return Sharding(layout.zero, tuple(axes), prod(axes.values()))

@@ -162,6 +162,11 @@ class StageShapes(DecoderShapes):
         apart = layout.reduction == "rank_order" and shares_experts(layout, group)
         return layout.ep if apart else 1
 
+    def sums_of_pieces(self, group: str) -> int:
+        """Ranks that have the same experts, of which each sums a share of their gradient."""
+        layout = self.cut.layout
+        return layout.dp // layout.ep if self.gradient_pieces(group) > 1 else 1
+
     def holders_of_squares(self, group: str) -> int:
         """Ranks of which each has the squares of some stretches of a group; 1 where it has all."""
         if shares_experts(self.cut.layout, group):

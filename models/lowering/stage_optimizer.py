@@ -79,13 +79,35 @@ class StageOptimizer(OptimizerTasks):
         self.after_backward(group, "", last=True)
 
     def _axes(self, group: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        if shares_experts(self._cut.layout, group):
+            return (), ()
         return self._cut.replicas(group), ()
 
     def _complete(self, group: str) -> None:
-        """Add up what replicas have made of a rank's experts, before other ranks' are added."""
-        if (pieces := self.shapes.gradient_pieces(group)) > 1:
-            self._sum_pieces(group, pieces, f"{GRADIENT_PIECES}.{group}")
+        if shares_experts(self._cut.layout, group):
+            self._sum_of_experts(group)
         super()._complete(group)
+
+    def _sum_of_experts(self, group: str) -> None:
+        """Add up what all replicas have made of the gradient of a rank's experts: in their order,
+        each rank that has the same experts a share; or what these have, as the transport does it.
+        """
+        axes, pieces = self._cut.replicas(group), self.shapes.gradient_pieces(group)
+        tensor = f"{GRADIENT_PIECES}.{group}"
+        if pieces > 1 and not axes:
+            self._sum_pieces(group, pieces, tensor)
+        elif pieces > 1:
+            builder, shard = self.builder, f"grad_shard.{group}"
+            operands = [builder.read("pieces", tensor), builder.write("shard", shard)]
+            self._sum(f"reduce.{group}", group, "reduce_scatter", axes, operands)
+            operands = [builder.read("shard", shard), self._gradient(group, "write")]
+            said = CollectiveCall("all_gather", axes, "dp.gather")
+            label = self._label("reduce_gradients", group)
+            builder.communicate(f"gather.grad.{group}", said, operands, label)
+        elif axes:
+            self._sum(
+                f"reduce.{group}", group, "all_reduce", axes, [self._gradient(group, "update")]
+            )
 
     def _sum_pieces(self, group: str, pieces: int, tensor: str) -> None:
         builder, dtype = self.builder, self.shapes.gradient_dtype

@@ -277,6 +277,24 @@ MATMULS_OF_PRECISION: Mapping[str, Literal["model", "fp8", "fp4"]] = {
 }  # fmt: skip
 
 
+def narrow_units(text: str | None) -> tuple[NarrowUnit, ...]:
+    """What computes in a precision, of words with commas between them; None is what usually does.
+
+    Raises:
+        RecipeError: a word is unknown, or gradients stand without products.
+    """
+    named = USUALLY_NARROW if text is None else tuple(text.split(","))
+    found = tuple(unit for unit in NARROW_UNITS if unit in named)
+    for name in named:
+        if name not in NARROW_UNITS:
+            raise RecipeError(
+                f"--precision-units '{name:.40}' is unknown; known: {', '.join(NARROW_UNITS)}"
+            )
+    if "gradients" in found and "products" not in found:
+        raise RecipeError("--precision-units gradients needs products, which cast for both: add it")
+    return found
+
+
 def megatron_recipe(
     attention: str = "flash", precision: str = "bf16",
     gradients: GradientDtype = "float32",

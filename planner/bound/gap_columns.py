@@ -7,11 +7,12 @@ rows tie them together: what is needed again is kept, loaded or recomputed.
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from twinstream.planner.bound.gaps import DiskUse, Element, Gap, elements
+from twinstream.planner.bound.gaps import Element, Gap, elements
 from twinstream.planner.bound.program import LinearProgram
 from twinstream.planner.bound.round_classes import RoundClasses
 from twinstream.planner.bound.segments import Segments
 from twinstream.planner.choices import Choices
+from twinstream.planner.infeasible import DriveUse
 from twinstream.planner.lifetimes.view import ChainView
 from twinstream.schedule.chain import Chain
 
@@ -55,8 +56,9 @@ class GapColumns:
 
     @property
     def on_host(self) -> Terms:
-        """The fraction on the host at some time in the gap, of several."""
-        assert self.valid is not None, "the only gap of a version has no such row"
+        """The fraction on the host at some time in the gap."""
+        if self.valid is None:
+            return [(self.written, 1.0)]
         return [
             (column, 1.0) for column in (self.valid, self.written, self.read) if column is not None
         ]
@@ -79,7 +81,7 @@ class ChainGaps:
         choices: Choices,
         *,
         tied: bool,
-        disk: DiskUse = None,
+        disk: DriveUse = None,
     ) -> None:
         """Add the columns and rows of all gaps. With `tied`, all crossings from round to round are
         decided alike, as a plan needs it; and what is read from a disk is read for every load."""
@@ -267,7 +269,8 @@ class ChainGaps:
         filed: Terms = []
         for key, share in self._side(number, index, gap, "leaving"):
             columns = self.columns[key]
-            assert columns.valid is not None, "gaps of an element are alone alike"
+            if columns.valid is None:
+                continue
             valid.append((columns.valid, share))
             if columns.filed is not None and columns.on_file is not None:
                 on_file.append((columns.on_file, share))
@@ -282,7 +285,7 @@ class ChainGaps:
                 filed += [] if self.tied else _times(-share, there)
         # valid <= valid + written + read of the gap before; 0 where content is made anew
         self.program.at_most(valid, 0.0)
-        if filed:
+        if self.elements[number].on_disk == "written":
             # the same of the disk; and what is filed was on the host in the gap
             self.program.at_most(on_file, 0.0)
             self.program.at_most(filed, 0.0)

@@ -8,15 +8,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil
-from typing import Literal
 
 from twinstream.planner.bound.segments import Segments
 from twinstream.planner.choices import Choices, Home
+from twinstream.planner.infeasible import DriveUse
 from twinstream.planner.lifetimes.uses import UnitMap, read_only_leaves
 from twinstream.planner.lifetimes.view import ChainView
 from twinstream.schedule.chain import Chain
 
-DiskUse = Literal["read", "written"] | None  # "read": of what no task changes, alone
 _FREE_ROLES = ("input", "loss", "scratch")
 _CHUNKS_OF_FEW_GAPS = range(3, 9)
 
@@ -64,11 +63,11 @@ class Element:
     touches: tuple[Touch, ...]
     gaps: tuple[Gap, ...]
     home: Home | None
-    on_disk: DiskUse = None
+    on_disk: DriveUse = None
 
 
 def elements(
-    view: ChainView, segments: Segments, choices: Choices, *, disk: DiskUse = None
+    view: ChainView, segments: Segments, choices: Choices, *, disk: DriveUse = None
 ) -> list[Element]:
     """Return all content of a chain that can be kept, moved or recomputed; positions are segments.
 

@@ -183,9 +183,10 @@ class _Emission:
         and behind the write of what it reads."""
         where = {op.op_id: at for at, op in enumerate(ops)}
         written = {  # by content, behind its write
-            (op.tensor, op.version): at + 1
+            (leaf, op.version): at + 1
             for at, op in enumerate(ops)
             if isinstance(op, Copy) and op.stream == DISK_WRITES
+            for leaf in self.units.leaves(op.tensor, None)
         }
         rounds = [self._folding.round_of(position) for position in self.positions]
         issued: dict[int, list[int]] = {}  # reads, by the place that they are issued at
@@ -196,7 +197,8 @@ class _Emission:
                 emptied = next((one for one in loads[:number][::-1] if load.overlaps(one)), None)
                 free = first if emptied is None else where[emptied.copies[-1]] + 1
                 for read in load.reads:
-                    place = max(free, written.get((read.tensor, read.version), 0))
+                    leaves = self.units.leaves(read.tensor, None)
+                    place = max(free, *(written.get((one, read.version), 0) for one in leaves))
                     issued.setdefault(place, []).append(where[read.op_id])
                     places[where[read.op_id]] = places[max(first, place - 1)]
         gone = {at for reads in issued.values() for at in reads}

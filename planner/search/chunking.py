@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
-from twinstream.models.decoders.spec import layer_parameters
+from twinstream.models.decoders.sizes import layer_parameters
 from twinstream.models.kernel_costs.attention_shape import lengths_text
 from twinstream.models.lowering.lower import saved_per_token
 from twinstream.models.providers.model import AnyModel, chunk_refusal

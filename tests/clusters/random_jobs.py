@@ -8,7 +8,7 @@ from twinstream.clusters.refusals import refusals_of
 from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout, Recompute
-from twinstream.models.options import Experts, LatentAttention, Window
+from twinstream.models.options import Experts, LatentAttention, SlidingWindow
 from twinstream.models.recipes.recipe import megatron_recipe
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.workload import MachineRef
@@ -31,7 +31,11 @@ LATENT = ModelSpec(  # as DeepSeek-V3 is built
     experts=Experts(count=8, per_token=2, d_ff=128, shared_d_ff=128, dense_layers=(0, 1)),
 )  # fmt: skip
 WINDOWED = MIXTURE.model_copy(  # as gpt-oss is
-    update={"biases": True, "sinks": True, "window": Window(tokens=24, full_layers=(1, 3, 5, 7))}
+    update={
+        "biases": True,
+        "sinks": True,
+        "window": SlidingWindow(tokens=24, full_layers=(1, 3, 5, 7)),
+    }
 )
 SHARED = Experts(count=8, per_token=2, d_ff=256, shared_d_ff=128)
 SHAPES = (

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.clusters.random_jobs import DENSE, GPT, MIXTURE, job_of, lowered
-from twinstream.models.decoders.spec import layer_parameters
+from twinstream.models.decoders.sizes import layer_parameters
 from twinstream.models.layouts.saved import saved_bytes, stored_hidden_bytes
 from twinstream.schedule.analysis.occupancy import slot_bytes_by_role
 from twinstream.schedule.document import Schedule

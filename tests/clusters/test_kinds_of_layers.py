@@ -11,7 +11,7 @@ from twinstream.hardware_profiles.clusters.loader import load_cluster
 from twinstream.models.layouts.work import ShapeWork
 from twinstream.models.lowering.parts.groups import groups_of_layer
 from twinstream.models.lowering.parts.layer_parts import layer_parts
-from twinstream.models.options import Window
+from twinstream.models.options import SlidingWindow
 from twinstream.models.providers.flops import model_flops_per_sequence
 from twinstream.schedule.cluster.verify import require_safe
 
@@ -52,10 +52,10 @@ def test_layers_that_are_all_dense_are_those_of_the_dense_model() -> None:
 
 def test_a_window_as_long_as_the_sequence_is_full_attention() -> None:
     fields = {"tp": 2, "ep": 2, "dp": 2}
-    wide = MIXTURE.model_copy(update={"window": Window(tokens=192)})
+    wide = MIXTURE.model_copy(update={"window": SlidingWindow(tokens=192)})
     full, same = (predict(job_of(4, one, **fields), CLUSTER) for one in (MIXTURE, wide))
     assert full.step_s == same.step_s
-    narrow = MIXTURE.model_copy(update={"window": Window(tokens=16)})
+    narrow = MIXTURE.model_copy(update={"window": SlidingWindow(tokens=16)})
     (work,) = ShapeWork(shape=narrow, seq_len=192).core_attention().forward
     assert work.flops == 4 * 256 * 16 * (2 * 192 - 16) // 2
     assert work.shape == (16, 24, 8, 32, 12)  # 12 windows of 16 queries, 16 keys each

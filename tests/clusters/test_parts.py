@@ -19,7 +19,6 @@ from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.layout import PART
 from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout, LayoutError
-from twinstream.models.loss import Dpo
 from twinstream.models.options import Experts
 from twinstream.models.presets import load_preset
 from twinstream.models.recipes.lora import Lora
@@ -110,7 +109,6 @@ QWEN = load_preset("tiny-qwen3").model_copy(update={"num_kv_heads": 4})
          "a base in nf4, of which 64 elements of a row share a scale, beside 4 parts"),
         (SMALL, {"optimizer_state": "8bit"}, {}, "8-bit optimizer state"),
         (SMALL, {"update": "muon"}, {}, "Muon, whose matrices are whole beside tp 2"),
-        (SMALL, {"loss": Dpo()}, {}, "a loss of pairs beside tp 2"),
         (QWEN, {}, {"pp": 2}, "tied embeddings on two stages beside tp 2"),
         (SMALL, {}, {"sequence_parallel": True}, "tp 2 with sequence parallelism"),
     ],

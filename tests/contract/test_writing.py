@@ -11,6 +11,7 @@ ALLOWED = {
     "twinstream.study.sweep.rows": "appends rows, cuts off what a kill left of one, holds the lock",
     "twinstream.executor.weights.weight_file": "writes more than fits in memory, tensor by tensor",
     "twinstream.executor.weights.checkpoint_files": "writes tensors where there is no other copy",
+    "twinstream.executor.weights.state_file": "writes over a run's own file, which has no name",
     "twinstream.training.checkpoints": "copies files that are on the disk, where links fail",
     "twinstream.log.metrics": "appends events, cuts off what a kill left of one",
 }

@@ -113,7 +113,10 @@ def test_a_plan_says_how_far_its_bytes_may_be_off_and_what_experts_drop():
              "--expert-imbalance", "1.6", "--capacity-factor", "1.2")  # fmt: skip
     said = " ".join(call(*asked).out.split())
     assert "so 10.0% to 25.0% of the rows that go to experts are dropped" in said
-    assert "Memory is that of tensors: " in said and "PyTorch's FSDP ran" in said
+    assert (
+        "Memory is that of tensors: " in said
+        and "published runs of PyTorch's FSDP ran where" in said
+    )
     told = call(*asked, "--json").json()
     assert told["memory_errors"]["megatron"]["over"] > 0
     assert told["layouts"][0]["layout"]["capacity_factor"] == 1.2
@@ -123,10 +126,11 @@ def test_a_plan_says_how_far_its_bytes_may_be_off_and_what_experts_drop():
     ("flags", "said"),
     [
         (("--precision", "fp8", "--precision-units", "heads"), "'heads' is unknown; known: prod"),
-        (("--precision", "fp8", "--precision-units", "gradients"), "needs products, too"),
+        (("--precision", "fp8", "--precision-units", "gradients"), "needs products, which cast"),
         (("--precision-units", "head"), "--precision fp8 or fp4: add it"),
+        (("--model", "tiny-experts", "--ep", "8", "--expert-nodes", "3"), "not divide ep 8"),
     ],
 )
-def test_units_of_a_precision_are_refused_by_name(flags, said):
+def test_units_and_nodes_are_refused_by_name(flags, said):
     asked = ("plan", "--cluster", "h100_dgx", "--gpus", "8", "--model", "tiny", "--seq-len", "256")
     assert said in error_of(*asked, "--global-batch", "16", *flags)

@@ -8,6 +8,7 @@ import twinstream as ts
 from tests.front_door.command_line import TINY_STEP, call
 from twinstream.models.loss import Dpo
 from twinstream.options.plan_options import ClusterOptions, PlanOptions
+from twinstream.schedule.errors import TwinstreamError
 from twinstream.study.values import NAMES
 
 TINY = {"model": "tiny", "machine": "cpu", "seq_len": 64, "tokens_per_step": 256}
@@ -202,3 +203,15 @@ def test_adapters_are_values_of_a_cluster_too():
     assert changed.content == asked.content
     with pytest.raises(ts.TwinstreamError, match="cannot be changed of a query"):
         asked.changed({"dtype": "float32"})
+
+
+def test_units_of_a_precision_can_be_varied():
+    asked = {"model": "tiny", "cluster": "h100_dgx", "gpus": 8, "seq_len": 256, "global_batch": 16,
+             "precision": "fp8", "tp": 1, "pp": 1, "micro_batch": 1}  # fmt: skip
+    query = ts.query(**asked)
+    other = query.changed({"precision_units": "products,head"})
+    assert other.request.step.recipe.kernels.narrow == ("products", "head")
+    same = ts.query(**asked, precision_units="head,products").request.step.recipe
+    assert same == other.request.step.recipe
+    with pytest.raises(TwinstreamError, match="is unknown; known: products"):
+        query.changed({"precision_units": "embedding"})

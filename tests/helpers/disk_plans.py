@@ -60,7 +60,7 @@ def disk_plan(
     return planned_with_disk(request)
 
 
-def written_request(
+def written_request(  # noqa: PLR0913
     device_mem: str = "900KiB",
     host_mem: str = "1300KiB",
     rates: str = "1GB/s,500MB/s",
@@ -68,10 +68,11 @@ def written_request(
     tokens: int = 64,
     recipe: Recipe = TRAINED,
     num_layers: int = 4,
+    chunks: int = 1,
 ) -> PlanRequest:
     """A step that trains all of the model, 600 KB a layer with optimizer and gradients, beside a
     drive that may be written."""
-    step = TrainingStep(32, tokens, 32, 1, recipe=recipe)
+    step = TrainingStep(32, tokens, 32, chunks, recipe=recipe)
     spec = small("tiny", num_layers=num_layers, d_model=64, d_ff=128)
     return PlanRequest.of(
         spec, with_drive(load_machine("cpu"), rates), step=step, device_mem=device_mem,

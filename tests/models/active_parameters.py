@@ -1,6 +1,7 @@
 """Parameters that one token passes through: of the routed experts only its own."""
 
-from twinstream.models.decoders.spec import ModelSpec, layer_parameters
+from twinstream.models.decoders.sizes import layer_parameters
+from twinstream.models.decoders.spec import ModelSpec
 
 
 def active_parameters(spec: ModelSpec) -> int:

@@ -85,7 +85,7 @@ def test_a_disk_plans_what_is_refused_without() -> None:
     with pytest.raises(InfeasiblePlan) as refused:
         Planner(steady_state).plan(without_disk(request))
     assert "--disk-mem 1TB, of a run --disk PATH" in str(refused.value)
-    assert refused.value.shortage.drive_helps
+    assert refused.value.shortage.drive == "read"
 
 
 def test_the_bound_with_a_disk_is_between_no_host_limit_and_the_drives_time() -> None:

@@ -12,20 +12,24 @@ from tests.helpers.disk_plans import (
     written_request,
 )
 from tests.helpers.schedule_oracle import problems
+from tests.helpers.small_chains import UNIT_BYTES, Sort, build_chain, link_machine
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.overrides import override
 from twinstream.measures.residence import residence
 from twinstream.measures.wear import wear_notes, written_bytes
+from twinstream.planner.bound.lower_bound import BoundProgram, ProgramKind, lower_bound
+from twinstream.planner.bound.program import LinearProgram, Terms
 from twinstream.planner.evaluate.evaluation import evaluation_of
+from twinstream.planner.lifetimes.view import ChainView
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import with_drive, with_endurance
 from twinstream.schedule.derived.flush import flush_of
-from twinstream.schedule.document import RankSchedule
-from twinstream.schedule.ops import Compute, Copy
+from twinstream.schedule.document import Caps, RankSchedule
+from twinstream.schedule.ops import Compute, Copy, Mode
 from twinstream.schedule.proof.verify import verify_rank
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.sizes import SizeError
-from twinstream.schedule.tensors import HOST
+from twinstream.schedule.tensors import HOST, Role
 from twinstream.simulator.replay import simulate_rank, steady_state
 
 
@@ -69,6 +73,75 @@ def test_the_bound_is_between_what_must_be_moved_and_the_plan(read: int, write: 
     assert "drive" in plan.bound.limits
 
 
+@pytest.mark.parametrize(
+    ("role", "uses", "num_reads"),
+    [
+        ("parameter", {0: ("update", 0), 2: ("read", 1), 4: ("read", 1)}, 3),
+        ("optimizer_state", {0: ("update", 0)}, 1),
+        ("activation", {0: ("write", 1), 2: ("read", 1), 4: ("read", 1)}, 2),
+        ("activation", {0: ("write", 1), 4: ("read", 1)}, 1),
+    ],
+)
+@pytest.mark.parametrize("overlap", [1.0, 1.25, 2.0])
+def test_the_bound_reads_for_each_use_and_writes_each_version_once(
+    role: Role, uses: dict[int, tuple[Mode, int]], num_reads: int, overlap: float
+) -> None:
+    """Where every other task needs all of the device, and the host has no room: exactly."""
+    sorts = [
+        Sort("x", 8, role, uses),
+        Sort("full", 16, "scratch", dict.fromkeys((1, 3, 5), ("scratch", 0))),
+    ]
+    rates = {"disk_read_bytes_per_s": 1e9, "disk_write_bytes_per_s": 0.5e9}
+    drive = rates | {"disk_overlap": overlap, "disk_latency_ns": 0.0}
+    machine = override(link_machine(h2d=50.0, d2h=50.0), drive)
+    caps = Caps(device_bytes=16 * UNIT_BYTES, host_bytes=0, disk_bytes=2**40)
+    bound = lower_bound(build_chain(sorts, (0.5,) * 6), machine, caps)
+    read_s, written_s = num_reads * 8 * UNIT_BYTES / 1e9, 8 * UNIT_BYTES / 0.5e9
+    assert bound is not None
+    assert bound.step_s == pytest.approx(max(read_s, written_s, (read_s + written_s) / overlap))
+
+
+def test_what_is_written_to_a_drive_has_crossed_the_link_to_the_host() -> None:
+    """Once a version, however often it is read: exactly, where that link is the slowest."""
+    sorts = [
+        Sort("x", 8, "parameter", {0: ("update", 0), 2: ("read", 1), 4: ("read", 1)}),
+        Sort("full", 16, "scratch", dict.fromkeys((1, 3, 5), ("scratch", 0))),
+    ]
+    drive = {"disk_read_bytes_per_s": 1e9, "disk_write_bytes_per_s": 1e9}
+    machine = override(
+        link_machine(h2d=50.0, d2h=0.1), drive | {"disk_overlap": 1.0, "disk_latency_ns": 0.0}
+    )
+    caps = Caps(device_bytes=16 * UNIT_BYTES, host_bytes=0, disk_bytes=2**40)
+    bound = lower_bound(build_chain(sorts, (0.5,) * 6), machine, caps)
+    assert bound is not None
+    # out before t1 and in before t2, t4 and t0, beside no task that needs all of the device
+    out_s, in_s = 8 * UNIT_BYTES / 0.1e9, 3 * 8 * UNIT_BYTES / 50e9
+    assert bound.step_s == pytest.approx(out_s + in_s, abs=6 * 0.5e-3)
+
+
+@pytest.mark.parametrize("with_disk", [False, True])
+def test_no_row_of_the_program_says_nothing(
+    with_disk: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a drive there are none about it, and each row holds something back."""
+    sorts = [
+        Sort("x", 8, "parameter", {0: ("update", 0), 2: ("read", 1), 4: ("read", 1)}),
+        Sort("y", 4, "activation", {0: ("write", 1), 3: ("read", 1), 5: ("read", 1)}),
+    ]
+    view = ChainView(build_chain(sorts, (0.5,) * 6))
+    machine = with_drive(link_machine(h2d=50.0, d2h=50.0), "1GB/s,1GB/s")
+    rows: list[tuple[Terms, float]] = []
+    add = LinearProgram.at_most
+
+    def noted(self: LinearProgram, terms: Terms, right: float) -> int:
+        rows.append((terms, right))
+        return add(self, terms, right)
+
+    monkeypatch.setattr(LinearProgram, "at_most", noted)
+    BoundProgram(view, machine, kind=ProgramKind(with_disk=with_disk))
+    assert rows and all(right < 0 or any(c > 0 for _, c in terms) for terms, right in rows)
+
+
 def test_a_drive_as_fast_as_can_be_costs_nothing() -> None:
     fast, roomy = written_plan(rates="1000TB/s,1000TB/s"), written_plan(host_mem="8MiB")
     assert fast.bound is not None and roomy.bound is not None
@@ -109,6 +182,19 @@ def test_rounds_are_alike_and_a_read_waits_for_the_write_of_its_round() -> None:
         for low, high in pairwise(begins)
     ]
     assert of_round[1] == of_round[2] == of_round[3] != []
+
+
+def test_activations_that_are_written_in_parts_are_read_behind_all_of_them() -> None:
+    """Of a layer's input the norms are final after its hidden state."""
+    plan = written_plan(
+        "900KiB", "1400KiB", "10MB/s,5MB/s", tokens=128, num_layers=8, chunks=2
+    )  # fmt: skip
+    parts = {tensor.tensor_id for tensor in plan.tensors if tensor.parent is not None}
+    whole = {op.tensor for op in copies_on(plan, "disk_read")}
+    in_parts = {op.tensor for op in copies_on(plan, "disk_write")} & parts
+    assert any(name.startswith("hidden.") for name in in_parts)
+    assert any(name.startswith("input.") for name in whole)
+    assert problems(plan) == set()
 
 
 def test_a_flush_and_an_evaluation_leave_the_disk_as_a_pass_does() -> None:

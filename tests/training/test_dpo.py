@@ -18,6 +18,7 @@ from tests.training.small_runs import (
     same_bits_after_a_stop,
     state_files,
     trained,
+    write_config,
     write_rows,
 )
 from twinstream.data.chunk_stream import ChunkStream
@@ -311,3 +312,35 @@ def test_a_reference_of_another_model_is_not_read(tmp_path):
         path.write_bytes(content[:at] + flipped + content[at + 1 :])
         found = Reference(path, "one")
         assert not len(found) or found.of(chunk).tolist() == [[-1.5], [-2.5]]
+
+
+@pytest.mark.parametrize("given", [{}, {"lora": "r=4,alpha=8"}], ids=["full", "adapters"])
+def test_pairs_in_parts_have_one_set_of_bits_near_those_of_whole_blocks(tmp_path, given):
+    """Losses, rewards and the reference of two ranks of tp, of one rank in two parts, and of one
+    device."""
+    heads = {"num_heads": 8, "num_kv_heads": 4, "vocab_size": 260}
+    model = str(write_config(tmp_path / "m", num_layers=2, **heads))
+    runs = {}
+    for name, layout in (
+        ("tp", {"ranks": 2, "tp": 2, "parts": 2}), ("parts", {"ranks": 1, "parts": 2}), ("one", {}),
+    ):  # fmt: skip
+        result, seen = trained(with_dpo(tmp_path / name, model=model, **given, **layout))
+        folder = {path.name: path.read_bytes() for path in (result.folder / "model").iterdir()}
+        rewards = [(one.loss, one.preference.margin) for one in seen.steps]
+        runs[name] = rewards, by_key(result.folder), folder
+    assert runs["tp"] == runs["parts"]
+    assert runs["tp"][0][0] == (LN_2, 0.0)
+    assert np.array(runs["tp"][0]) == pytest.approx(np.array(runs["one"][0]), rel=1e-4, abs=1e-6)
+
+
+def test_pairs_on_ranks_that_share_experts_have_the_bits_of_replicas(tmp_path):
+    experts = write_config(tmp_path / "m", "tiny-experts", vocab_size=260)
+    given = {"model": str(experts), "max_grad_norm": 0.0, "ranks": 2, "dp": 2, "steps": 4}
+    runs = []
+    for name, layout in (("shared", {"ep": 2}), ("whole", {})):
+        result, seen = trained(with_dpo(tmp_path / name, **given, **layout))
+        rewards = [(one.loss, one.preference.margin) for one in seen.steps]
+        folder = {path.name: path.read_bytes() for path in (result.folder / "model").iterdir()}
+        runs.append((rewards, by_key(result.folder), folder))
+    assert runs[0] == runs[1]
+    assert runs[0][0][0][0] == pytest.approx(LN_2)

@@ -31,9 +31,13 @@ def layout_refusal(layout: Layout) -> str | None:
     wrong = []
     if layout.ep > 1 and layout.in_parts:
         wrong.append(f"ep {layout.ep} beside {_in_parts(layout)} (experts are shared or in parts)")
-    elif layout.ep > 1 and layout.ep != layout.dp:
+    elif layout.ep > 1 and layout.capacity_factor is not None:
+        wrong.append(f"a capacity of {layout.capacity_factor:g} (no row is dropped here)")
+    elif layout.ep > 1 and (layout.expert_nodes or 1) > 1:
+        wrong.append(f"tokens sent once to each of {layout.expert_nodes} nodes (to ranks, here)")
+    elif layout.dp % layout.ep:
         wrong.append(
-            f"experts shared by {layout.ep} of {layout.dp} replicas (by all: ep {layout.dp})"
+            f"experts shared by {layout.ep} of {layout.dp} replicas (as many in each group)"
         )
     if layout.tp > 1 and layout.sequence_parallel:
         wrong.append(
@@ -73,7 +77,8 @@ def parts_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | None
         ),
         "LoRA, frozen weights or a base in few bits": layout.splits_sequences
         and (recipe.lora is not None or bool(recipe.frozen) or recipe.base != "model"),
-        "a loss of pairs": recipe.loss.sides > 1,
+        "a loss of pairs": layout.splits_sequences and recipe.loss.sides > 1,
+        f"the {recipe.loss.text}": recipe.loss.parts_kernel is None,
         "Muon, whose matrices are whole": recipe.update == "muon",
         "8-bit optimizer state, whose blocks lie across parts": (
             recipe.state_of(model.dtype) == "8bit"
@@ -92,14 +97,13 @@ def experts_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | No
     decoder = model.decoder
     if layout.ep == 1 or decoder is None or decoder.experts is None:
         return None if layout.ep == 1 else "other people's code with shared experts"
-    experts, ep = decoder.experts, layout.ep
+    experts, ep, groups = decoder.experts, layout.ep, max(1, layout.dp // layout.ep)
     if experts.count % ep:
         return f"{experts.count} experts on {ep} ranks (as many on each)"
     sizes = [experts.count // ep * experts.d_ff * decoder.d_model * n for n in (2, 1)]
     split = [size for size in sizes if size % SUM_SHARE_ELEMENTS]
     beside = {
         "LoRA of experts": bool(recipe.lora and expert_sites(decoder, recipe.lora)),
-        f"a base in {recipe.base}": recipe.base != "model",
         "Muon, whose state is by matrix": recipe.update == "muon",
         "8-bit optimizer state, whose blocks lie across experts": (
             recipe.state_of(model.dtype) == "8bit"
@@ -108,12 +112,22 @@ def experts_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | No
         f"{min(split, default=0):,} elements a rank (--max-grad-norm 0)": (
             recipe.clips and bool(split)
         ),
+        f"experts of {sizes[1]:,} elements a rank, summed by {groups} ranks,": (
+            3 * sizes[1] % groups > 0
+        ),
         f"experts of {sizes[1]:,} elements a rank, which do not end at whole {ALIGNMENT_BYTES} "
         "bytes": any(size * model.itemsize % ALIGNMENT_BYTES for size in sizes),
     }
     return (
         "; ".join(f"{what} beside ep {ep}" for what, is_asked in beside.items() if is_asked) or None
     )
+
+
+def split_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | None:
+    """Why ranks here cannot compute the parts of a layout, or share experts; None if they can."""
+    asked = model, recipe, layout
+    of_layout = layout_refusal(layout) if layout.ep > 1 else None
+    return parts_refusal(*asked) or experts_refusal(*asked) or of_layout
 
 
 def _in_parts(layout: Layout) -> str:

@@ -60,6 +60,8 @@ def _replicas(layout: Layout) -> list[str]:
             f"etp 1 needs ep {layout.ep} to be a multiple of tp {layout.tp}, and sequence "
             "parallelism: each rank of tp has experts, and tokens, of its own"
         ]
+    if layout.expert_nodes is not None and layout.ep % layout.expert_nodes:
+        found.append(f"expert_nodes {layout.expert_nodes} do not divide ep {layout.ep}")
     if layout.dp % among:
         more = "" if among != layout.ep or layout.tp == 1 else " (with etp 1 by tp x dp)"
         found.append(

@@ -30,6 +30,7 @@ from twinstream.options.plan_options import PlanOptions
 from twinstream.options.recipe_options import RecipeOptions
 from twinstream.options.step_options import StepOptions
 from twinstream.planner.choices import Effort
+from twinstream.planner.request import with_drive
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import write_text
 from twinstream.schedule.sizes import parse_bytes, parse_number
@@ -59,6 +60,11 @@ class FitOptions(OptionGroup):
     gpus: str = flag(WHERE, "LIST", "Numbers of GPUs of a machine: 1,2,4,8.", "1")
     device_mem: str | None = same_flag(StepOptions, "device_mem")
     host_mem: str | None = same_flag(StepOptions, "host_mem")
+    disk_mem: str | None = same_flag(StepOptions, "disk_mem")
+    disk_bandwidth: str | None = flag(
+        WHERE, "SIZE/s", "Rates of a drive, 7GB/s,5GB/s: every cell of one GPU is planned with it, "
+        "too.",
+    )  # fmt: skip
     seq_len: str = flag(STEPS, "LIST", "Lengths: 2k,8k,32k or tokens.", _LENGTHS)
     tokens_per_step: int = flag(
         STEPS, "N", "Tokens of a step, the same in every cell.", TOKENS_PER_STEP, ge=1, le=_LONGEST
@@ -95,6 +101,10 @@ class FitOptions(OptionGroup):
         if self.loss is not None and not names_loss(self.loss):
             raise FitError(f"--loss '{self.loss}': only dpo is asked about, with --loss dpo")
         loss_of(self.loss)
+        if self.disk_bandwidth is not None:
+            with_drive(load_machine(machines[0]), self.disk_bandwidth)
+        elif self.disk_mem is not None:
+            raise FitError("--disk-mem is of a drive: give its rates, --disk-bandwidth 7GB/s,5GB/s")
         lengths, own, told = lengths_of(self.seq_len), None, self.tokens
         if data:
             own, told = self._own_lengths(model, data, max(lengths))
@@ -103,6 +113,7 @@ class FitOptions(OptionGroup):
             self.device_mem, self.host_mem, own, told, prices_by_machine(self.price, machines),
             join([*data, *self._of_data]) if data else "DATA", self.loss,
             counts_bytes=bool(data) and self.tokenizer == Path(BYTES),
+            disk_mem=self.disk_mem, disk_bandwidth=self.disk_bandwidth,
         )  # fmt: skip
 
     @property

@@ -10,12 +10,13 @@ from twinstream.schedule.analysis.occupancy import memory_over_time
 from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
-from twinstream.schedule.ops import DISK_READ, DISK_WRITE, Copy
+from twinstream.schedule.ops import DISK_READ, DISK_WRITE, Compute, Copy
 from twinstream.schedule.proof.accesses import AccessMap
 from twinstream.schedule.proof.verify_layout import arena_bytes
-from twinstream.schedule.tensors import DEVICE, HOST, TIERS, Role, Tier
+from twinstream.schedule.tensors import DEVICE, DISK, HOST, TIERS, Role, Tier
 from twinstream.schedule.timeline import RankTimeline
 
+PARAMETERS = "param."  # begins the name of a group's
 ROLES: tuple[Role, ...] = get_args(Role)
 _WAYS = {
     ("host", "device"): "h2d", ("disk", "host"): DISK_READ, ("host", "disk"): DISK_WRITE,
@@ -120,11 +121,13 @@ def _homes(schedule: RankSchedule) -> dict[tuple[Role, str], int]:
     for item in schedule.carried:
         tier, ranges = access_map.ranges(item.tensor, item.slot, None)
         carried[kinds[tier]].update(leaf for _, _, leaf in ranges)
-    on_host, loaded = set(carried["host"]), set[int]()
+    on_host, loaded, on_disk = set(carried["host"]), set[int](), set(carried["disk"])
     for op in schedule.ops:
         for access in access_map.of(op):
             if kinds[access.tier] == "host":
                 on_host.add(access.leaf)
+            elif kinds[access.tier] == "disk":
+                on_disk.add(access.leaf)
             elif op.kind == "copy" and access.mode == "write":
                 loaded.add(access.leaf)
     stays = (carried["device"] & carried["host"]) - loaded
@@ -133,7 +136,7 @@ def _homes(schedule: RankSchedule) -> dict[tuple[Role, str], int]:
         tensor = access_map.tensors[name]
         if tensor.role in STATE:
             home = "both" if leaf in stays else "host_home" if leaf in on_host else "device_only"
-            home = "disk_home" if leaf in carried["disk"] else home
+            home = "disk_home" if leaf in on_disk else home
             key = tensor.role, home
             found[key] = found.get(key, 0) + tensor.size_bytes
     return found
@@ -160,6 +163,35 @@ def moved_bytes(schedule: RankSchedule) -> dict[tuple[Role, str], int]:
         key = roles[op.tensor], way
         moved[key] = moved.get(key, 0) + size_bytes
     return moved
+
+
+def groups_on_disk(schedule: RankSchedule, *, alone: bool = False) -> list[str]:
+    """Return the groups of parameters that a schedule only reads, and has at home on a disk, whole
+    or in part.
+
+    Args:
+        alone: leave out what is somewhere else, too, when a pass begins.
+    """
+    slots = {slot.slot_id for slot in schedule.slots if slot.tier == DISK}
+    parents = {tensor.tensor_id: tensor.parent for tensor in schedule.tensors}
+    made = {
+        parents[operand.tensor] or operand.tensor
+        for op in schedule.ops
+        if isinstance(op, Compute)
+        for operand in op.operands
+        if operand.mode != "read"
+    }
+    there, elsewhere = dict[str, None](), set[str]()
+    for item in schedule.carried:
+        name = parents[item.tensor] or item.tensor
+        if name in made or not name.startswith(PARAMETERS):
+            continue
+        if item.slot in slots:
+            there[name] = None
+        else:
+            elsewhere.add(name)
+    found = [name for name in there if not (alone and name in elsewhere)]
+    return [name.removeprefix(PARAMETERS) for name in found]
 
 
 def checkpoint_bytes(schedule: RankSchedule) -> int:

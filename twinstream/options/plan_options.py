@@ -165,6 +165,10 @@ class ClusterOptions(RankOptions):
         SEVERAL, "FACTOR", "How many times the mean the rank with the busiest experts gets; 1 by "
         "default.", rare=True, ge=1, le=1e3,
     )  # fmt: skip
+    expert_nodes: int | None = _degree(
+        "Nodes over which the ranks that share the experts lie, where a token is sent once to each "
+        "of them (DeepEP); by default it is sent to each of its experts.", rare=True,
+    )  # fmt: skip
     capacity_factor: float | None = flag(
         SEVERAL, "FACTOR", "How many times the mean a rank's experts take at most; what more comes "
         "is dropped. By default nothing is.", rare=True, ge=0.01, le=1e3,

@@ -3,7 +3,13 @@
 from typing import Any, Literal, get_args
 
 from twinstream.models.kernel_costs.attention_limits import attention_names
-from twinstream.models.layouts.layout import RUN_PIPELINES, LayoutError, Pipeline, ReplicaSum
+from twinstream.models.layouts.layout import (
+    RUN_PIPELINES,
+    Layout,
+    LayoutError,
+    Pipeline,
+    ReplicaSum,
+)
 from twinstream.options.option_group import MEMORY, SEVERAL, STEPS, OptionGroup, flag
 from twinstream.planner.policies import policy_names
 from twinstream.planner.request import DEFAULT_POLICY
@@ -181,6 +187,16 @@ class RankOptions(OptionGroup):
         "the default) or library (the transport's own sums).",
         rare=True,
     )
+
+    @property
+    def split(self) -> Layout:
+        """The layout of parts, of blocks or sequences, and of shared experts that is asked for,
+        and nothing beside it."""
+        tp, ep = self.tp or 1, self.ep or 1
+        return Layout(
+            tp=tp, parts=self.parts, cp=self.cp or 1, cp_parts=self.cp_parts, pp=self.pp or 1,
+            sequence_parallel=tp == 1, ep=ep, dp=self.dp or ep,
+        )  # fmt: skip
 
     def layout_fields(self) -> dict[str, Any]:
         """Fields of the layout that are given."""

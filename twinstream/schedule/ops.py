@@ -150,14 +150,14 @@ class Communicate(OpBase):
     none is through before all have begun (rendezvous).
 
     An all_reduce updates its operands, reduce_scatter and all_gather read one and write the
-    other (or update one that holds both), all_to_all reads one and writes the other. With
-    `rank_order` sums are taken in rank order in float32, the same bits on any transport; with
-    `pairwise` neighbours are added up two by two, then the sums of these, each rounded to the
-    tensor's type: the order of half of the ranks is then part of that of all. With `library` they
-    are taken as the library likes.
+    other (or update one that holds both), all_to_all reads one and writes the other. What a
+    reduce_scatter reads may be several pieces, one behind the other, which are all summed, first
+    those of the first rank. With `rank_order` sums are taken in rank order in float32, the same
+    bits on any transport; with `pairwise` neighbours are added up two by two, then the sums of
+    these, each rounded to the tensor's type: the order of half of the ranks is then part of that of
+    all. With `library` they are taken as the library likes.
 
     With `last_first` the shards of what is gathered or scattered lie in the reverse of rank order.
-    `library` as the library likes.
 
     An all_to_all that reads a third operand, counts, sends rows to the ranks that have their
     experts, or back. The counts say of each rank of the group how many of its rows go to each

@@ -20,7 +20,12 @@ from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.clusters.what_if import with_numbers
 from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout, LayoutError
-from twinstream.models.recipes.recipe import MATMULS_OF_PRECISION, KernelChoice, Recipe
+from twinstream.models.recipes.recipe import (
+    MATMULS_OF_PRECISION,
+    KernelChoice,
+    Recipe,
+    narrow_units,
+)
 from twinstream.options.plan_options import KEPT
 from twinstream.planner.planner import Planner, gc_paused
 from twinstream.planner.request import PlanRequest, caps_of
@@ -192,6 +197,8 @@ class LayoutQuery(Query):
         batch = given.pop("global_batch", self.job.global_batch)
         tokens = int(given.get("seq_len", was.step.seq_len)) * int(batch)
         recipe = _with_precision(was.step.recipe, str(given.pop("precision", "")), self.any_kernels)
+        if (units := given.pop("precision_units", None)) is not None:
+            recipe = _with_units(recipe, str(units))
         machine = machine_of(cluster)
         was = replace(was, machine=machine, step=replace(was.step, recipe=recipe))
         caps = {name: given.pop(name) for name in MEMORY_CAPS if name in given}
@@ -345,6 +352,15 @@ def sequences_of(name: str, tokens: int, seq_len: int) -> int:
     if left or not count:
         raise StudyError(f"{name} = {tokens} are no whole sequences of {seq_len} tokens")
     return count
+
+
+def _with_units(recipe: Recipe, units: str) -> Recipe:
+    """The recipe with these units in its precision."""
+    kernels = recipe.kernels
+    if kernels is None or kernels.matmuls == "model":
+        raise LayoutError("precision_units says what computes in precision fp8 or fp4: add it")
+    narrow = kernels.model_copy(update={"narrow": narrow_units(units)})
+    return recipe.model_copy(update={"kernels": narrow})
 
 
 def _with_precision(recipe: Recipe, precision: str, any_kernels: bool) -> Recipe:

@@ -10,24 +10,22 @@ from dataclasses import replace
 from math import nan
 from typing import Any, TypeVar, get_args
 
-from twinstream.clusters.kernel_sets import experts_refusal, layout_refusal, parts_refusal
+from twinstream.clusters.kernel_sets import split_refusal
 from twinstream.clusters.shared_machine import cores_here, place_here
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.kernel_costs.attention_limits import attention_names
-from twinstream.models.layouts.layout import Layout, LayoutError, Recompute
+from twinstream.models.layouts.layout import LayoutError, Recompute
 from twinstream.models.loss import has_function, kind_of_loss
 from twinstream.models.presets import model_notes
 from twinstream.models.providers.model import AnyModel, require_decoder, with_aux_loss
 from twinstream.models.recipes.recipe import (
     MATMULS_OF_PRECISION,
-    NARROW_UNITS,
-    USUALLY_NARROW,
     KernelChoice,
     KernelSet,
-    NarrowUnit,
+    narrow_units,
 )
 from twinstream.options.option_group import OptionGroup, flag_of
 from twinstream.options.plan_options import KEPT, ClusterOptions, PlanOptions
@@ -86,11 +84,12 @@ _OF_SEVERAL = {
     **dict.fromkeys(("tp", "cp", "pp", "dp", "ep", "shard", "virtual_stages"), 1),
     "pipeline": None, "reduction": None, "zero": 0, "keep": None, "parts": None, "cp_parts": None,
     "etp": 1, "expert_imbalance": 1.0, "tp_overlap": False, "capacity_factor": None,
+    "expert_nodes": 1,
     "precision_units": None,
 }  # fmt: skip
 _OF_CLUSTERS_ALONE = (
-    "tp", "cp", "ep", "etp", "expert_imbalance", "capacity_factor", "tp_overlap", "shard",
-    "offload",
+    "tp", "cp", "ep", "etp", "expert_imbalance", "expert_nodes", "capacity_factor", "tp_overlap",
+    "shard", "offload",
 )  # fmt: skip
 
 
@@ -236,10 +235,9 @@ def _kind(
     if num_ranks is not None:
         return "ranks"
     is_priced = wanted.kernels == "megatron" or _matmuls(asked) != "model"
-    if asked.gpus in (None, 1) and not is_priced:
-        runs = spec.executor_refusal is None
-        if asked.cluster is None or (asked.gpus == 1 and runs):
-            return "device"
+    runs = asked.cluster is None or (asked.gpus == 1 and spec.executor_refusal is None)
+    if asked.gpus in (None, 1) and not is_priced and runs:
+        return "device"
     is_split = not _runs_split(wanted, asked, spec)
     several = asked.cluster is None and (asked.gpus or 1) > 1
     return "ranks" if several and not is_split and not is_priced else "cluster"
@@ -248,15 +246,8 @@ def _kind(
 def _runs_split(wanted: PlanOptions, asked: ClusterOptions, spec: AnyModel) -> bool:
     """Whether kernels here compute the parts of blocks and of sequences, or share the experts, that
     are asked for, if any."""
-    tp, ep = asked.tp or 1, asked.ep or 1
-    layout = Layout(
-        tp=tp, parts=asked.parts, cp=asked.cp or 1, cp_parts=asked.cp_parts, pp=asked.pp or 1,
-        sequence_parallel=tp == 1, ep=ep, dp=asked.dp or ep,
-    )  # fmt: skip
     recipe = wanted.recipe(spec, kernels=None, clips=wanted.clips, optimizer=_optimizer(wanted))
-    asked_of = spec, recipe, layout
-    shared = experts_refusal(*asked_of) or (layout_refusal(layout) if ep > 1 else None)
-    return parts_refusal(*asked_of) is None and shared is None
+    return split_refusal(spec, recipe, asked.split) is None
 
 
 def _matmuls(asked: ClusterOptions) -> str:
@@ -466,24 +457,8 @@ def _priced(wanted: PlanOptions, asked: ClusterOptions, spec: ModelSpec) -> Kern
     require_known("--attention", wanted.attention, known)
     return KernelChoice(
         vector="megatron", attention=wanted.attention or "flash", matmuls=matmuls,
-        deterministic=False, narrow=_narrow(asked.precision_units),
+        deterministic=False, narrow=narrow_units(asked.precision_units),
     )  # fmt: skip
-
-
-def _narrow(units: str | None) -> tuple[NarrowUnit, ...]:
-    """What computes in the precision."""
-    if units is None:
-        return USUALLY_NARROW
-    named = tuple(units.split(","))
-    for unit in named:
-        require_known("--precision-units", unit, NARROW_UNITS)
-    found = tuple(unit for unit in NARROW_UNITS if unit in named)
-    if "gradients" in found and "products" not in found:
-        raise LayoutError(
-            "--precision-units gradients needs products, too: what gradients of weights multiply "
-            "is what products have cast"
-        )
-    return found
 
 
 def share_of(text: str) -> float:

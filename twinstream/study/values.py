@@ -56,7 +56,7 @@ _OF_DEVICE = (
 LAYOUT_NAMES = (
     "tp", "cp", "pp", "dp", "ep", "virtual_stages", "micro_batch", "pipeline", "zero", "recompute",
     "sequence_parallel", "dp_overlap", "shard", "expert_imbalance", "offload", "etp", "tp_overlap",
-    "capacity_factor",
+    "capacity_factor", "expert_nodes",
 )  # fmt: skip
 _NOT_OF_RANKS = ("policy", "effort", "prefetch", "optimizer_overhead")
 
@@ -68,7 +68,8 @@ NAMES: Mapping[Kind, tuple[str, ...]] = {
     ),
     "cluster": (
         "model", "cluster", *COUNTS, "seq_len", "tokens_per_step", "chunk_tokens", *MEMORY_CAPS,
-        "precision", *_RECIPE, "kernels", "attention", "nondeterministic", "clips", *LAYOUT_NAMES,
+        "precision", "precision_units", *_RECIPE, "kernels", "attention", "nondeterministic",
+        "clips", *LAYOUT_NAMES,
     ),
 }  # fmt: skip
 REQUIRED: Mapping[Kind, tuple[str, ...]] = {

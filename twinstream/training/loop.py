@@ -18,14 +18,14 @@ from twinstream.data.packing import Chunk
 from twinstream.executor.launch.protocol import Batch, StepResult, TrainTask
 from twinstream.executor.program.options import BackendName
 from twinstream.log.metrics import AnyEvent, StepMetrics
-from twinstream.measures.residence import written_names
+from twinstream.measures.residence import groups_on_disk, written_names
 from twinstream.models.providers.trained import trained_groups
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.timeline import Timeline
 from twinstream.training.machine import Tell
 from twinstream.training.preparing import Prepared
-from twinstream.training.run.disk_files import disk_files, groups_on_disk
+from twinstream.training.run.disk_files import disk_files
 from twinstream.training.run.evaluating import Evaluator, passes_over
 from twinstream.training.run.hooks import RunProgress, StepHooks
 from twinstream.training.run.reference import Reference, ReferencePasses, reference_of

@@ -19,6 +19,7 @@ from twinstream.executor.memory.host_limits import WORKING_BYTES, process_bytes
 from twinstream.executor.weights.durable_files import free_bytes
 from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary
+from twinstream.measures.residence import groups_on_disk
 from twinstream.models.kernel_costs.attention_limits import attention_limits
 from twinstream.models.loss import has_function, kind_of_loss
 from twinstream.models.presets import model_notes
@@ -48,7 +49,6 @@ from twinstream.training.planning import (
 )
 from twinstream.training.ranks.planning import Plan, plan_ranks
 from twinstream.training.rates import LearningRate
-from twinstream.training.run.disk_files import groups_on_disk
 
 if TYPE_CHECKING:
     from twinstream.executor.providers.provider import Outline

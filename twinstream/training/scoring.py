@@ -24,6 +24,7 @@ from twinstream.data.spans import NO_LABEL, Spans, cut, joined, sizes_for
 from twinstream.data.training_data import TrainingData
 from twinstream.executor.program.module_programs import ModulePrograms
 from twinstream.executor.program.options import BackendName, RunOptions
+from twinstream.measures.residence import groups_on_disk
 from twinstream.models.providers.trained import all_groups
 from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.errors import TwinstreamError
@@ -33,7 +34,7 @@ from twinstream.training.model_opening import OpenedModel, open_model, within_po
 from twinstream.training.options import TrainOptions
 from twinstream.training.planning import DevicePlan, Documents, plan_of, recipe_of
 from twinstream.training.preparing import texts_of
-from twinstream.training.run.disk_files import disk_files, groups_on_disk
+from twinstream.training.run.disk_files import disk_files
 from twinstream.training.run.starting_state import starting_buffers, starting_state
 
 if TYPE_CHECKING:

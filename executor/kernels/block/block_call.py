@@ -129,6 +129,8 @@ class BlockCall:
     @property
     def few_bits(self) -> BaseFormat:
         """How matrices lie that are made anew, of the block or of its experts; `model`: none."""
+        if self.ep > 1:
+            return self.base
         return self.experts_base if self.base == "model" else self.base
 
     @property

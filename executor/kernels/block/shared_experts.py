@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from twinstream.executor.kernels.base_codes import levels
 from twinstream.executor.kernels.block.block_operands import BlockOperands
 from twinstream.executor.kernels.block.experts_forward import RoutedRows, write_rows
 from twinstream.executor.kernels.calls import Calls
@@ -23,12 +24,14 @@ from twinstream.executor.kernels.vector.vector_ops import VectorOps
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.models.kernel_costs.attributes import (
     Attributes,
+    base_format,
     experts_of,
     is_frozen,
     ranks_of_experts,
     typed_attribute,
 )
 from twinstream.models.layout import FlatLayout, experts_shapes, packed_layout
+from twinstream.models.recipes.quantized_base import SCALES, BaseFormat, quantized_layout
 from twinstream.schedule.ops import Mode
 
 
@@ -53,6 +56,7 @@ def experts_forward(
     """Turn the rows that came into what their experts make of them."""
     shared = _SharedExperts.of(operands, attributes, vector)
     gate_up_S2F, product_SF = shared.take(2), shared.take(1)
+    shared.make_anew(calls)
     calls.add(shared.forward, gate_up_S2F, product_SF)
 
 
@@ -69,6 +73,7 @@ def experts_backward(
         shared.workspace.take((shared.num_rows,), torch.float32),
         shared.workspace.take((shared.num_rows,), torch.int64),
     )  # fmt: skip
+    shared.make_anew(calls)
     calls.add(shared.backward, pieces, temporaries)
 
 
@@ -110,6 +115,8 @@ class _SharedExperts:
     d_ff: int
     count: int  # of all experts
     own: slice  # of them
+    base: BaseFormat
+    weights: dict[str, torch.Tensor]  # of a base in few bits temporaries
 
     @classmethod
     def of(cls, operands: Operands, attributes: Attributes, vector: VectorOps) -> "_SharedExperts":
@@ -119,14 +126,36 @@ class _SharedExperts:
             typed_attribute(attributes, name, int)
             for name in ("num_tokens", "d_model", "first_expert")
         )
+        workspace, base = (
+            Workspace(operands["scratch"].bytes), base_format(attributes, "experts_base")
+        )  # fmt: skip
+        dtype = DTYPES[typed_attribute(attributes, "dtype", str)]
+        layout = _layout(experts.count // ep, experts.d_ff, d_model, dtype)
+        weights = weight_views(operands["experts"], quantized_layout(layout, base), dtype)
+        for inner in layout.tensors if base != "model" else ():
+            weights[inner.name] = workspace.take(inner.shape, dtype)
         return cls(
-            operands, vector, Workspace(operands["scratch"].bytes),
-            DTYPES[typed_attribute(attributes, "dtype", str)], tokens * experts.per_token, d_model,
-            experts.d_ff, experts.count, slice(first, first + experts.count // ep),
+            operands, vector, workspace, dtype, tokens * experts.per_token, d_model, experts.d_ff,
+            experts.count, slice(first, first + experts.count // ep), base, weights,
         )  # fmt: skip
 
+    def make_anew(self, calls: Calls) -> None:
+        """Write the matrices of a base in few bits from their codes."""
+        if self.base == "model":
+            return
+        coded, table = quantized_layout(self._layout, self.base), levels(self.base, self._device)
+        flat = self.operands["experts"]
+        for inner in self._layout.tensors:
+            codes, scales = coded.tensor(inner.name), coded.tensor(f"{inner.name}{SCALES}")
+            calls.add(
+                self.vector.write_dequantized,
+                flat.view(torch.uint8, (codes.size_bytes,), codes.offset_bytes),
+                flat.view(torch.float32, scales.shape, scales.offset_bytes),
+                self.weights[inner.name], table,
+            )  # fmt: skip
+
     def forward(self, gate_up_S2F: torch.Tensor, product_SF: torch.Tensor) -> None:
-        rows_RD, weights = self._rows("rows"), self._weights
+        rows_RD, weights = self._rows("rows"), self.weights
         for one in self._ranks():
             x, ends = rows_RD[one.rows], one.ends
             gate_up, product = gate_up_S2F[: len(x)], product_SF[: len(x)]
@@ -137,7 +166,7 @@ class _SharedExperts:
 
     def backward(self, pieces: list[_Piece], temporaries: _Temporaries) -> None:
         """As `ExpertsBackward` has it of rows that were not sent."""
-        rows_RD, d_rows_RD, weights = self._rows("rows"), self._rows("d_rows"), self._weights
+        rows_RD, d_rows_RD, weights = self._rows("rows"), self._rows("d_rows"), self.weights
         row_weights_R = self.operands["row_weights"].bytes.view(torch.float32)
         vector, multiply = self.vector, self.vector.grouped_matmul
         torch.arange(self.num_rows, out=temporaries.places)
@@ -197,11 +226,13 @@ class _SharedExperts:
         return self.operands[name].bytes.view(self.dtype).view(-1, self.d_model)
 
     @property
-    def _weights(self) -> dict[str, torch.Tensor]:
-        return weight_views(self.operands["experts"], self._layout, self.dtype)
+    def _device(self) -> torch.device:
+        return self.workspace.device
 
     @property
     def _layout(self) -> FlatLayout:
-        count = self.own.stop - self.own.start
-        shapes = experts_shapes(count, self.d_ff, self.d_model)
-        return packed_layout(shapes, self.dtype.itemsize)
+        return _layout(self.own.stop - self.own.start, self.d_ff, self.d_model, self.dtype)
+
+
+def _layout(count: int, d_ff: int, d_model: int, dtype: torch.dtype) -> FlatLayout:
+    return packed_layout(experts_shapes(count, d_ff, d_model), dtype.itemsize)

@@ -13,6 +13,7 @@ import torch
 
 from twinstream.executor.kernels.calls import Calls
 from twinstream.executor.kernels.embedding import sort_tokens
+from twinstream.executor.kernels.head_dpo import Pairs, write_pairs
 from twinstream.executor.kernels.operand import DTYPES, Operands
 from twinstream.executor.kernels.step_state import StepState
 from twinstream.executor.kernels.vector.gradients import add_matmul, add_vector, gradient_dtype
@@ -79,6 +80,25 @@ def parts_loss(operands: Operands, attributes: Attributes, vector: VectorOps, ca
     calls.add(lambda: add_vector(value, losses_T.sum(0, keepdim=True), loss.mode))
 
 
+def parts_dpo(operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls) -> None:
+    """The same of DPO's loss of pairs; write each row's scale and the log-probabilities."""
+    num_parts, num_tokens = (
+        typed_attribute(attributes, name, int) for name in ("num_pieces", "num_tokens")
+    )
+    sums_N3T = operands["pieces"].view(torch.float32, (num_parts, 3, num_tokens))
+    labels_T = operands["tokens"].view(torch.int32, (2, num_tokens))[1]
+    lse_T, scales_T = (operands[n].view(torch.float32, (num_tokens,)) for n in ("lse", "scales"))
+    take = Workspace(operands["scratch"].bytes).take
+    losses_T = take((num_tokens,), torch.float32)
+    scale = StepState(operands["step_state"].bytes).loss_scale
+    pairs = Pairs.of(num_tokens, scale, take, operands, attributes)
+    one = take((1,), torch.float32)
+    calls.add(one.fill_, 1.0)
+    calls.add(_write_losses, sums_N3T, labels_T, one, lse_T, losses_T)
+    calls.add(write_pairs, pairs, losses_T)
+    calls.add(scales_T.copy_, pairs.scales)
+
+
 def head_part_backward(
     operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
 ) -> None:
@@ -90,7 +110,9 @@ def head_part_backward(
     if (behind := output.bytes[piece_TD.numel() * end.dtype.itemsize :]).numel():
         calls.add(behind.zero_)
     lse_T = operands["lse"].view(torch.float32, (end.num_tokens,))
-    scale = StepState(operands["step_state"].bytes).loss_scale
+    scale = StepState(operands["step_state"].bytes).loss_scale.expand(end.num_tokens)
+    if "scales" in operands:
+        scale = operands["scales"].view(torch.float32, (end.num_tokens,))
     gradient_VD, mode = None, "update"
     if (gradients := operands.get("gradients")) is not None:
         gradient_VD, mode = gradients.view(gradient_dtype(attributes), end.shape), gradients.mode
@@ -98,7 +120,7 @@ def head_part_backward(
             calls.add(gradients.bytes[gradient_VD.nbytes :].zero_)
     for rows, normed_RD, logits_RV in head.slices(vector, calls):
         labels_R = end.tokens[1][rows]
-        told = (lse_T[rows], scale, head.block)
+        told = (lse_T[rows], scale[rows], head.block)
         calls.add(_turn_into_gradients, logits_RV, labels_R, end.first_row, *told)
         calls.add(torch.mm, logits_RV, head.weight, out=piece_TD[rows])
         if gradient_VD is not None:
@@ -235,11 +257,11 @@ def _write_losses(
 
 def _turn_into_gradients(
     logits_RV: torch.Tensor, labels_R: torch.Tensor, first: int, lse_R: torch.Tensor,
-    loss_scale: torch.Tensor, block: torch.Tensor,
+    scale_R: torch.Tensor, block: torch.Tensor,
 ) -> None:  # fmt: skip
     for rows, x_BV in _blocks(logits_RV, block):
         labels = labels_R[rows]
-        scale = (labels >= 0).float().mul_(loss_scale)
+        scale = (labels >= 0).float().mul_(scale_R[rows])
         local, is_own = _local(labels, first, x_BV.shape[1])
         x_BV.sub_(lse_R[rows, None]).exp_().mul_(scale[:, None])
         x_BV.scatter_add_(1, local.long()[:, None], (-scale * is_own)[:, None])

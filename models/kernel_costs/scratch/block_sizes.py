@@ -45,7 +45,7 @@ class BlockSizes:
     def room(self) -> int:
         """Bytes of the largest matrix, where it is made anew from codes."""
         widest = 0 if self.base == "model" else max(2 * self.f, self.q + 2 * self.k, self.q)
-        if self.experts is not None and self.experts_base != "model":
+        if self.experts is not None and self.experts_base != "model" and self.ep == 1:
             widest = max(widest, self.experts.count * 2 * self.experts.d_ff)
         return aligned(widest * self.d * self.itemsize)
 

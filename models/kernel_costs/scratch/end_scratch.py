@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from twinstream.models.decoders.spec import ITEMSIZE_BYTES
+from twinstream.models.decoders.sizes import ITEMSIZE_BYTES
 from twinstream.models.kernel_costs.attributes import (
     Attributes,
     gradient_dtype_name,

@@ -6,7 +6,7 @@ A part norms its input anew, and the reciprocals of the rows' norms are scratch,
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from twinstream.models.decoders.spec import ITEMSIZE_BYTES
+from twinstream.models.decoders.sizes import ITEMSIZE_BYTES
 from twinstream.models.kernel_costs.attention_shape import AttentionPass
 from twinstream.models.kernel_costs.attributes import Attributes, typed_attribute
 from twinstream.models.kernel_costs.scratch.block_sizes import BlockSizes, block_sizes
@@ -14,6 +14,7 @@ from twinstream.models.kernel_costs.scratch.end_scratch import (
     embed_backward,
     embed_backward_triton,
     head_evaluate,
+    with_pairs,
 )
 from twinstream.models.kernel_costs.scratch_sizes import float32_bytes, partial_sum_bytes
 from twinstream.models.layout import aligned
@@ -145,6 +146,7 @@ def _formulas(of_all: Formula, *, sums: bool) -> dict[str, Formula]:
         "head_part_sums": _head,
         "head_part_backward": _head,
         "parts_loss": _losses,
+        "parts_dpo": with_pairs(_losses),
     }
 
 

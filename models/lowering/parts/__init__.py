@@ -1,1 +1,1 @@
-"""Lowers blocks to parts with collectives over tp, cp and ep between them; priced, not run here."""
+"""Lowers blocks to parts with collectives over tp, cp and ep between them, run here or priced."""

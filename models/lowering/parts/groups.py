@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from twinstream.models.decoders.spec import ITEMSIZE_BYTES, ParameterPart, rank_parameters
+from twinstream.models.decoders.sizes import ITEMSIZE_BYTES, ParameterPart, rank_parameters
 from twinstream.models.kernel_costs.scratch_sizes import state_bytes
 from twinstream.models.layout import EXPERTS, block_layout, experts_layout
 from twinstream.models.layouts.job import Job

@@ -233,9 +233,8 @@ def _experts(job: Job) -> tuple[Element, ...]:
     axes = [name for name, size in (("ep", layout.expert_replicas), ("tp", over_tp)) if size > 1]
     to = []
     if axes:
-        to = [
-            CollectiveElement(axes[0], "all_to_all", "all_to_all", routed, routed, tuple(axes[1:]))
-        ]
+        sent = work.sent_rows * d_bytes
+        to = [CollectiveElement(axes[0], "all_to_all", "all_to_all", sent, sent, tuple(axes[1:]))]
     gather, scatter = [], []
     if work.expert_tp > 1 and work.sequence_parallel:
         gather = [

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from twinstream.models.decoders.parted import PartedSpec
-from twinstream.models.decoders.spec import ITEMSIZE_BYTES
+from twinstream.models.decoders.sizes import ITEMSIZE_BYTES
 from twinstream.models.layout import ADAPTERS, EMBEDDING, HEAD, PART, aligned, whole_group
 from twinstream.models.lowering.chain_builder import ChainBuilder
 from twinstream.models.lowering.declarations import (
@@ -135,7 +135,8 @@ def declare_parts(builder: ChainBuilder, shapes: PartShapes) -> None:
             for number in range(spec.parts_each):
                 _declare_saved(builder, shapes, layer, chunk, number)
         builder.declare(dense_tensor(f"d_hidden.{chunk}", "activation", spec.dtype, rows))
-        builder.declare(dense_tensor(f"lse.{chunk}", "scratch", "float32", (tokens,)))
+        for name in ("lse", *(("row_scales",) if shapes.recipe.loss.passes > 1 else ())):
+            builder.declare(dense_tensor(f"{name}.{chunk}", "scratch", "float32", (tokens,)))
         _declare_sum(builder, shapes, f"{PIECES}.{chunk}", shapes.pieces, shapes.gathers_pieces)
         sums = Pieces("float32", ROW_SUMS * tokens)
         _declare_sum(builder, shapes, f"{LOSS_SUMS}.{chunk}", sums, shapes.cut.layout.tp > 1)

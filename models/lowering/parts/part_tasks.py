@@ -262,12 +262,14 @@ class PartTasks(TaskBlocks):
     def _head(self, round_: int) -> None:
         """The loss from a few numbers of each part, and the gradients from the loss."""
         read, step_state = self.builder.read, self.groups.step_state
+        scales = self.recipe.loss.passes > 1  # of each row one of its own
         for chunk in self._chunks_reversed():
             self._loss(chunk, step_state)
             for number, group in enumerate(self.shapes.head_parts):
                 operands = [
                     *self._head_operands(chunk, group),
                     read("lse", f"lse.{chunk}"),
+                    *([read("scales", f"row_scales.{chunk}")] if scales else []),
                     step_state,
                     *self._gradient_of(group, chunk),
                     self._piece(chunk, number),
@@ -302,12 +304,18 @@ class PartTasks(TaskBlocks):
         if self.cut.layout.tp > 1:
             sums = self._gathered("loss_sums", sums, chunk, None)
         parts = self.spec.parts
-        call = self.calls.other("parts_loss", parts_loss(work, parts), {"num_pieces": parts})
+        loss = self.recipe.loss
+        assert loss.parts_kernel is not None, "others are refused"
+        cost = (*parts_loss(work, parts), *loss.works(work.tokens, self.spec.dtype))
+        told = {"num_pieces": parts, **loss.attributes(self.workload)}
+        call = self.calls.other(loss.parts_kernel, cost, told)
         operands = [
             builder.read("pieces", sums),
             builder.read("tokens", f"tokens.{chunk}"),
             step_state,
             builder.write("lse", f"lse.{chunk}"),
+            *self._loss_operands(chunk),
+            *([builder.write("scales", f"row_scales.{chunk}")] if loss.passes > 1 else []),
             builder.accumulate("loss", self._loss_of(chunk)),
         ]
         self._task("head_loss", chunk, None, call, operands)

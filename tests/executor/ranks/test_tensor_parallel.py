@@ -159,6 +159,17 @@ def test_every_layout_has_the_bits_of_one_process(one, two, four, case):
     assert_as_one_process(case, {1: one, 2: two, 4: four}[case.layout.num_gpus])
 
 
+@pytest.mark.parametrize("recipe", [CLIPS, ADAPTERS], ids=["all", "adapters"])
+@pytest.mark.parametrize(
+    "layout",
+    [laid(4, parts=4, dp=2, zero=1), laid(2, parts=4, pp=2, dp=2, zero=3)],
+    ids=lambda layout: layout.text.replace(" ", "-"),
+)
+def test_eight_ranks_have_the_bits_of_one_process(layout, recipe):
+    with RankProcesses(8, start_method="forkserver") as eight:
+        assert_as_one_process(case_of(layout, recipe), eight)
+
+
 @pytest.mark.parametrize(
     ("layout", "device_bytes"),
     [(laid(2, parts=4), 1_300_000), (laid(2, parts=4, dp=2, zero=3), 1_300_000)],

@@ -1,5 +1,6 @@
 """Published tables read as jobs; tests/data/clusters has a few rows of each, as published."""
 
+import csv
 import json
 from pathlib import Path
 
@@ -182,7 +183,30 @@ def test_a_configuration_of_megatron_bridge_is_one_row_of_the_mean_speed_of_its_
     (nvfp4,) = [row for name, row in rows.items() if " fp4 " in name]
     assert nvfp4.job.layout.stage_layers[:2] == (1, 2) and nvfp4.job.layout.tp_overlap
     why = sorted(row.why_not for row in rows.values() if row.why_not)
-    assert len(why) == 3 and "Kimi_K2 has parts" in why[0] and "drop tokens" in why[2]
+    assert len(why) == 2 and "LoRA" in why[0] and "drop tokens" in why[1]
+    (kimi,) = [row for name, row in rows.items() if name.startswith("Kimi_K2")]
+    assert kimi.job.layout.stage_layers == (*[4] * 15, 1) and not kimi.recompute_stated
+
+
+def test_deepseek_has_a_layer_more_where_it_predicts_further_and_full_stages_first(tmp_path):
+    """By the model FLOPs that are printed: 260 GFLOP a token, and 249.6 without."""
+    table = tmp_path / "megatron_bridge.csv"
+    with (FEW / "megatron_bridge_few.csv").open(encoding="utf-8", newline="") as file:
+        first, *_ = csv.DictReader(file)
+    told = first | {
+        "model": "DeepSeekV3", "mode": "pretrain", "precision": "MXFP8", "system": "GB200",
+        "gpus": "256", "global_batch": "4096", "micro_batch": "1", "seq_len": "4096", "fsdp": "0",
+        "tp": "1", "pp": "4", "cp": "1", "vp": "4", "ep": "64",
+    }  # fmt: skip
+    with table.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, told.keys())
+        writer.writeheader()
+        writer.writerows([told | {"note": ""}, told | {"note": "w/o MTP"}])
+    further, without = read_cluster_tables([table])
+    assert further.job is not None and without.job is not None
+    assert further.job.layout.stage_layers == (*[4] * 15, 2)
+    assert without.job.layout.stage_layers == (*[4] * 15, 1)
+    assert further.family != without.family
 
 
 def test_tp_overlap_experts_tp_and_their_load_are_read_of_the_recipes():

@@ -72,3 +72,15 @@ def test_experts_take_no_more_rows_than_their_capacity(imbalance, capacity, rows
         capacity_factor=capacity,
     )  # fmt: skip
     assert (work.expert_tokens, work.routed_tokens) == (rows, sent)
+
+
+def test_a_token_is_sent_once_to_each_node_that_has_one_of_its_experts() -> None:
+    """Of 8 experts on 2 nodes a token's 2 lie on 2 (1 - 1/4) = 1.5 in the mean; of a router that
+    chooses within one of 2 groups on one."""
+    assert ROUTED.experts is not None
+    grouped = ROUTED.experts.model_copy(update={"num_groups": 2, "groups_per_token": 1})
+    for experts, sent in ((ROUTED.experts, 48), (grouped, 32)):
+        shape = ROUTED.model_copy(update={"experts": experts})
+        work = ShapeWork(shape=shape, seq_len=32, ep=8, expert_nodes=2)
+        assert (work.routed_tokens, work.sent_rows) == (64, sent)
+    assert ShapeWork(shape=ROUTED, seq_len=32, ep=8).sent_rows == 64

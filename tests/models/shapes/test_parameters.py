@@ -4,7 +4,7 @@ import pytest
 
 from tests.models.active_parameters import active_parameters
 from tests.models.shapes.shapes import GATED, PLAIN, ROUTED
-from twinstream.models.decoders.spec import layer_parameters, norm_parameters, rank_parameters
+from twinstream.models.decoders.sizes import layer_parameters, norm_parameters, rank_parameters
 from twinstream.models.layout import padded_vocab
 
 LAYER_PARTS = ("attention", "mlp", "router", "experts")

@@ -114,7 +114,8 @@ def _suits(op: Communicate, sizes: list[int], num_ranks: int) -> bool:
         case "all_gather":
             return in_place or (pair and bytes_of["write"] == num_ranks * bytes_of["read"])
         case "reduce_scatter":
-            return in_place or (pair and bytes_of["read"] == num_ranks * bytes_of["write"])
+            many = pair and bytes_of["read"] % (num_ranks * bytes_of["write"]) == 0
+            return in_place or (many and bytes_of["read"] > 0)
         case "all_to_all" if modes == ["read", "write", "read"]:
             room = sorted(sizes[:2])
             return num_ranks * room[0] == room[1] and sizes[2] % (4 * num_ranks**2) == 0

@@ -121,8 +121,8 @@ def test_a_sequence_that_leaves_one_out() -> None:
         ),
         (
             "reduce_scatter", [operand("shard", "write"), operand("w", "read", 0)],
-            "is among 2 ranks, where the read has the bytes of all writes: it has write of 128 "
-            "bytes, read of 64 bytes",
+            "is among 2 ranks, where the read has the bytes of all writes, or so many pieces: it "
+            "has write of 128 bytes, read of 64 bytes",
         ),
         ("all_to_all", [operand("g", "update")], "takes one read and one write, it has update"),
         ("all_to_all", [operand("g", "read"), operand("x", "write")], "both have equal bytes"),

@@ -44,7 +44,7 @@ def test_what_cannot_be_shared_is_refused_before_anything_starts(tmp_path: Path)
         ({"ep": 2}, "ep: of several ranks; say how many: ranks = N"),
         ({"ranks": 2, "dp": 2, "ep": 2, "model": dense}, "ep is 2, but .* has no experts"),
         ({"ranks": 3, "dp": 3, "ep": 3}, "8 experts are not divisible by ep 3"),
-        ({"ranks": 4, "dp": 4, "ep": 2}, "experts shared by 2 of 4 replicas"),
+        ({"ranks": 3, "dp": 3, "ep": 2}, "dp 3 is not divisible by ep 2"),
         ({"ranks": 2, "ep": 2, "tp": 2}, "dp 1 is not divisible by ep 2"),
         ({"ranks": 2, "dp": 2, "ep": 2, "max_grad_norm": 1.0}, "clipped gradients, whose norm"),
         ({"ranks": 2, "dp": 2, "ep": 2, "lora": experts}, "LoRA of experts beside ep 2"),

@@ -33,6 +33,26 @@ def test_a_run_goes_on_with_other_ranks_of_tp_to_the_same_folder(tmp_path: Path)
     assert model_files(result.folder) == model_files(whole.folder)
 
 
+@pytest.mark.parametrize("base", ["model", "nf4"])
+def test_adapters_in_parts_go_on_on_one_device_to_the_same_folder(
+    tmp_path: Path, base: str
+) -> None:
+    """Rows of a part are whole blocks of 64 elements."""
+    sizes = {"d_model": 64, "num_heads": 8, "num_kv_heads": 4, "head_dim": 16, "d_ff": 128}
+    given = {
+        "model": str(write_config(tmp_path / "m", num_layers=4, **sizes)), "base": base,
+        "lora": "r=4,alpha=8", "parts": 2,
+    }  # fmt: skip
+    whole, straight = trained(rank_options(tmp_path / "a", ranks=1, **given))
+    wanted = rank_options(tmp_path / "b", ranks=2, tp=2, **given)
+    stopped, before = trained(wanted, stop_after=3)
+    again = wanted.model_copy(update={"ranks": 1, "tp": 1})
+    result, after = trained(again, resume=True)
+    assert before.losses[: stopped.step] + after.losses == straight.losses
+    assert state_files(result.folder, STEPS) == state_files(whole.folder, STEPS)
+    assert model_files(result.folder) == model_files(whole.folder)
+
+
 @pytest.mark.parametrize("layout", [{"tp": 4}, {"tp": 2, "dp": 2, "zero": 3}, {"tp": 2, "pp": 2}])
 def test_the_transports_sums_train_as_one_device_does(tmp_path: Path, layout: Any) -> None:
     model = str(write_config(tmp_path / "m", num_layers=4, num_heads=8, num_kv_heads=4))

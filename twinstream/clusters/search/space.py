@@ -26,7 +26,7 @@ _MOST_MICRO_BATCH = 16
 _LEAST_TOKENS_OF_CP = 4096  # of a sequence on a rank: below, other splits do better
 _MOST_VIRTUAL_STAGES = 8
 _NEVER_OPEN = ("sequence_parallel", "stage_layers", "expert_imbalance", "dp_overlap", "shard",
-               "reduction", "etp", "tp_overlap", "capacity_factor")  # fmt: skip
+               "reduction", "etp", "tp_overlap", "capacity_factor", "expert_nodes")  # fmt: skip
 _MOST_REFUSED, _REASONS_TOLD = 2000, 4
 
 

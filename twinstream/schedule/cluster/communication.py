@@ -142,10 +142,10 @@ def _unsuited(side: Side, num_ranks: int) -> str | None:
             "reduce_scatter": (read, num_ranks * written),
             "all_to_all": (read, written),
         }[collective]
-        if more == less:
+        if more == less or (collective == "reduce_scatter" and more and not more % (less or 1)):
             return None
         ratio = {"all_gather": "the write has the bytes of all reads",
-                 "reduce_scatter": "the read has the bytes of all writes",
+                 "reduce_scatter": "the read has the bytes of all writes, or so many pieces",
                  "all_to_all": "both have equal bytes"}[collective]  # fmt: skip
         return f"is among {num_ranks} ranks, where {ratio}: it has {has}"
     if collective == "all_to_all":

@@ -12,6 +12,7 @@ from shlex import quote
 from twinstream.hardware_profiles.cost import PEAK_OF_DTYPE
 from twinstream.hardware_profiles.schema import Number
 from twinstream.measures.residence import checkpoint_bytes
+from twinstream.measures.wear import written_bytes
 from twinstream.models.loss import kind_of_loss
 from twinstream.models.presets import download_of, folder_of
 from twinstream.models.providers.model import AnyModel, model_of
@@ -36,6 +37,7 @@ LORA = "r=16"
 LENGTHS = (2048, 8192, 32768)
 TOKENS_PER_STEP = 65536
 _HOUR_S = 3600.0
+_DISK_MEM = "4TB"
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class FitCell(Node):
             other as it is, by the lower bound; None where no size would do, or it fits.
         refused: why it cannot be, if not for want of memory.
         kept_in: dtypes of weights, gradients and optimizer state.
+        with_disk: whether it is planned beside a drive, to which `disk_bytes_a_day` are written.
         not_on_gpus: what of it has not yet run on a GPU; empty on a CPU.
         command: that trains so; `plan_command` gives the same prediction.
         effort: of the search.
@@ -98,6 +101,8 @@ class FitCell(Node):
     way: str
     seq_len: int
     is_own: bool
+    with_disk: bool = False
+    disk_bytes_a_day: float | None = None
     tokens_per_step: int
     layout: str = ""
     tokens_per_s: float | None = None
@@ -175,7 +180,8 @@ class FitQuestion:
 
     `gpus`: numbers of GPUs of each machine. `price_per_hour` is of a GPU, by machine. `data` is the
     name that commands are told. `loss` is `dpo` with its options, of pairs of sequences; None:
-    cross entropy. `counts_bytes`: each byte of the data is a token.
+    cross entropy. `counts_bytes`: each byte of the data is a token. `disk_bandwidth` is that of a
+    drive, `7GB/s,5GB/s`, with which every cell of one GPU is planned once more; None: without.
     """
 
     model: str
@@ -192,6 +198,8 @@ class FitQuestion:
     data: str = "DATA"
     loss: str | None = None
     counts_bytes: bool = False
+    disk_mem: str | None = None
+    disk_bandwidth: str | None = None
 
 
 @dataclass(frozen=True)
@@ -206,6 +214,7 @@ class AskedCell:
     own: OwnLengths | None
     effort: str
     advises: bool
+    with_disk: bool = False
 
     @property
     def tokens(self) -> int:
@@ -216,11 +225,23 @@ class AskedCell:
     @property
     def place(self) -> tuple[object, ...]:
         """What tells it from the others."""
-        return self.machine, self.gpus, self.way.name, self.seq_len, self.own is not None
+        return (
+            self.machine,
+            self.gpus,
+            self.way.name,
+            self.seq_len,
+            self.own is not None,
+            self.with_disk,
+        )
 
     @property
     def caps(self) -> dict[str, str]:
         told = {"device_mem": self.question.device_mem, "host_mem": self.question.host_mem}
+        if self.with_disk:
+            told |= {
+                "disk_mem": self.question.disk_mem or _DISK_MEM,
+                "disk_bandwidth": self.question.disk_bandwidth,
+            }
         return {name: value for name, value in told.items() if value is not None}
 
 
@@ -263,7 +284,7 @@ def fit(
         )  # fmt: skip
 
     def take(cell: FitCell) -> None:
-        place = cell.machine, cell.gpus, cell.way, cell.seq_len, cell.is_own
+        place = cell.machine, cell.gpus, cell.way, cell.seq_len, cell.is_own, cell.with_disk
         known[place] = _faster(known.get(place, cell), cell)
         on_cell(cell)
         on_table(table())
@@ -290,10 +311,12 @@ def asked_cells(question: FitQuestion, *, advises: bool) -> list[AskedCell]:
     if question.own is not None:
         columns.append((question.own.seq_len, question.own))
     return [
-        AskedCell(question, machine, gpus, way, length, own, "quick", advises)
+        AskedCell(question, machine, gpus, way, length, own, "quick", advises, with_disk)
         for machine in question.machines
         for gpus in question.gpus
         for way in ways(question.lora, question.loss)
+        for with_disk in (False, True)
+        if not with_disk or (question.disk_bandwidth is not None and gpus == 1)
         for length, own in columns
     ]
 
@@ -306,7 +329,8 @@ def answered_cell(asked: AskedCell, planner: Planner) -> FitCell:
     """One plan, or why there is none."""
     make = partial(
         FitCell, machine=asked.machine, gpus=asked.gpus, way=asked.way.name, seq_len=asked.seq_len,
-        is_own=asked.own is not None, tokens_per_step=asked.tokens, command=_command(asked),
+        is_own=asked.own is not None, with_disk=asked.with_disk, tokens_per_step=asked.tokens,
+        command=_command(asked),
         plan_command=_plan_command(asked), effort=asked.effort,
     )  # fmt: skip
     values: Values = {
@@ -348,6 +372,10 @@ def _lacking(needed: int | None, has: int | None) -> int | None:
 def _predicted(asked: AskedCell, found: Answer, make: Callable[..., FitCell]) -> FitCell:
     tokens, prices = asked.question.dataset_tokens, asked.question.price_per_hour or {}
     saved = checkpoint_bytes(found.schedule.only) if found.schedule.is_one_device else None
+    written = None
+    if asked.with_disk:
+        step_s = asked.tokens / found.tokens_per_s
+        written = written_bytes(found.schedule.only) / step_s * 24 * _HOUR_S
     hours = None if tokens is None else tokens / found.tokens_per_s / _HOUR_S
     price = prices.get(asked.machine)
     return make(
@@ -355,7 +383,7 @@ def _predicted(asked: AskedCell, found: Answer, make: Callable[..., FitCell]) ->
         limits=found.limits, gap=found.gap, device_bytes=found.device_bytes,
         host_bytes=found.host_bytes, checkpoint_bytes=saved,
         hours=hours, kept_in=_kept_in(found), not_on_gpus=_not_on_gpus(found),
-        layout=found.layout_text,
+        layout=found.layout_text, disk_bytes_a_day=written,
         money=None if hours is None or price is None else hours * asked.gpus * price,
     )  # fmt: skip
 
@@ -402,6 +430,7 @@ def _command(asked: AskedCell) -> str:
         asked.way.flags,
         f"--seq-len {asked.seq_len} --tokens-per-step {asked.tokens}",
         "" if asked.gpus == 1 else f"--ranks {asked.gpus}",
+        "--disk PATH" if asked.with_disk else "",
         _flags(asked.caps),
     ]  # fmt: skip
     return " ".join(filter(None, parts))

@@ -40,9 +40,7 @@ def fit_html(found: FitTable) -> str:
         about = f"{found.peaks[machine]}. Plans within {memory_text(found.caps[where])}."
         sections.append(Section(where, about, Table(head, rows)))
     commands = [
-        [cell.where, cell.way, _length(cell.seq_len, is_own=cell.is_own), cell.command]
-        for cell in found.cells
-        if cell.fits
+        [cell.where, cell.way, _length(cell), cell.command] for cell in found.cells if cell.fits
     ]
     columns = ("machine", "way", "length", "command")
     sections.append(Section("Commands", "What trains so.", Table(columns, commands, 4)))
@@ -74,15 +72,16 @@ def _places(found: FitTable) -> list[tuple[str, str]]:
 def _rows(found: FitTable, where: str) -> list[list[str]]:
     """The heads, and a row for each way."""
     cells = [cell for cell in found.cells if cell.where == where]
-    lengths = list(dict.fromkeys((cell.seq_len, cell.is_own) for cell in cells))
+    lengths = {(cell.with_disk, cell.seq_len, cell.is_own): _length(cell) for cell in cells}
     ways = list(dict.fromkeys(cell.way for cell in cells))
-    by_place = {(cell.way, cell.seq_len, cell.is_own): cell for cell in cells}
-    heads = ["", *(_length(seq_len, is_own=is_own) for seq_len, is_own in lengths)]
+    by_place = {(cell.way, cell.with_disk, cell.seq_len, cell.is_own): cell for cell in cells}
+    heads = ["", *lengths.values()]
     return [heads, *([way, *(_text(by_place.get((way, *one))) for one in lengths)] for way in ways)]
 
 
-def _length(seq_len: int, *, is_own: bool) -> str:
-    return f"the data's, to {seq_len:,}" if is_own else f"{seq_len:,} tokens"
+def _length(cell: FitCell) -> str:
+    told = f"the data's, to {cell.seq_len:,}" if cell.is_own else f"{cell.seq_len:,} tokens"
+    return f"{told}\nwith a disk" if cell.with_disk else told
 
 
 def _text(cell: FitCell | None) -> str:
@@ -98,6 +97,8 @@ def _text(cell: FitCell | None) -> str:
     error = " +/- ?" if cell.error is None else f" +/- {cell.error:.0%}"
     lines = [f"{rate_text(cell.tokens_per_s)}{error}", f"MFU {cell.mfu:.0%}"]
     lines.append(f"{gib(cell.device_bytes or 0)}, {gib(cell.host_bytes or 0)}")
+    if cell.disk_bytes_a_day:
+        lines.append(f"{cell.disk_bytes_a_day / 1e12:,.1f} TB a day")
     if cell.layout:
         lines.append(cell.layout)
     if cell.hours is not None:
@@ -118,6 +119,8 @@ def _notes(found: FitTable) -> Sequence[str]:
         notes.append(
             "What does not fit lacks at least so much of one memory, with the other as it is."
         )
+    if any(cell.disk_bytes_a_day for cell in fitting):
+        notes.append("TB a day are what steps write to the disk, beside checkpoints.")
     kept = {cell.way: cell.kept_in for cell in fitting}
     notes += [f"{way}: {dtypes}." for way, dtypes in kept.items()]
     if any("float32 master" not in one and "bfloat16" in one for one in kept.values()):

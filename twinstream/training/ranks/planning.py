@@ -22,7 +22,7 @@ from twinstream.measures.residence import written_names
 from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.layout import EXPERTS, PART
 from twinstream.models.layouts.layout import Layout, LayoutError
-from twinstream.models.lowering.expert_tasks import CAME
+from twinstream.models.lowering.parts.expert_tasks import CAME
 from twinstream.models.recipes.recipe import OptimizerPlace, Recipe
 from twinstream.planner.request import TrainingStep, caps_of
 from twinstream.schedule.analysis.comparison import compare

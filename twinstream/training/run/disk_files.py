@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from twinstream.hardware_profiles.memories import DISK_READS, DISK_WRITES
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.measures.residence import PARAMETERS, groups_on_disk
 from twinstream.models.providers.trained import layout_of
 from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.document import RankSchedule
-from twinstream.schedule.ops import Compute
 from twinstream.schedule.sizes import brief
 from twinstream.schedule.tensors import DISK
 from twinstream.training.machine import Tell
@@ -28,37 +28,7 @@ if TYPE_CHECKING:
     from twinstream.executor.providers.provider import Extents, Provider
     from twinstream.executor.weights.disk_reader import DiskFiles
 
-_PARAMETERS = "param."
 _COPIES = "twinstream-weights-"  # begins the name of a folder with copies
-
-
-def groups_on_disk(schedule: RankSchedule, *, alone: bool = False) -> list[str]:
-    """Return the groups of parameters that a schedule only reads, and has at home on a disk, whole
-    or in part.
-
-    Args:
-        alone: leave out what is somewhere else, too, when a pass begins.
-    """
-    slots = {slot.slot_id for slot in schedule.slots if slot.tier == DISK}
-    parents = {tensor.tensor_id: tensor.parent for tensor in schedule.tensors}
-    made = {
-        parents[operand.tensor] or operand.tensor
-        for op in schedule.ops
-        if isinstance(op, Compute)
-        for operand in op.operands
-        if operand.mode != "read"
-    }
-    there, elsewhere = dict[str, None](), set[str]()
-    for item in schedule.carried:
-        name = parents[item.tensor] or item.tensor
-        if name in made or not name.startswith(_PARAMETERS):
-            continue
-        if item.slot in slots:
-            there[name] = None
-        else:
-            elsewhere.add(name)
-    found = [name for name in there if not (alone and name in elsewhere)]
-    return [name.removeprefix(_PARAMETERS) for name in found]
 
 
 def disk_files(
@@ -88,7 +58,7 @@ def disk_files(
             found[group] = there
     if copied := [group for group in groups if group not in found]:
         found |= _copies(copied, model, recipe, options, provider, tell)
-    extents = {f"{_PARAMETERS}{group}": found[group] for group in groups}
+    extents = {f"{PARAMETERS}{group}": found[group] for group in groups}
     rate, limited = machine.rate(DISK_READS.rate_field), options.disk_bandwidth is not None
     files = DiskFiles(extents, rate, limited, tell)
     if machine.disk_write_bytes_per_s is None:
