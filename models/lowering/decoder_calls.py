@@ -81,9 +81,8 @@ class KernelCalls:
         self, kernel: str, chunk: int, layer: int, *, frozen: frozenset[str] = frozenset(),
         told: Mapping[str, Attribute] | None = None,
     ) -> str:  # fmt: skip
-        """Of a block; chunks that begin alike share it, and layers that are built alike.
-
-        Ranks that begin at several places take as long as one that begins at their mean.
+        """Of a block; chunks that begin alike share it, and layers that are built alike. Ranks that
+        begin at several places take as long as one that begins at their mean.
 
         Args:
             frozen: those of the layer's groups that have no gradient.

@@ -150,7 +150,6 @@ def test_ranks_are_planned_for_a_cluster(profile):
             "'gpipe' has no virtual stages: 2 a rank need",
         ),
         (("--tp", 3), "tp 3 are 3 ranks, and there are 2"),
-        (("--ep", 2), "--ep is not of ranks that run"),
         (("--policy", "resident"), "--policy is not of ranks that run"),
         (("--device-mem", "1MiB"), "stage 0 does not fit 1.00 MiB of device memory"),
         (("--cluster", "nowhere"), "unknown cluster 'nowhere'"),
