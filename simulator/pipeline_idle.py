@@ -24,7 +24,7 @@ class IdleTimes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Releases:
+class BlockReleases:
     """An op, so many blocks back: its number there, by what compute waits while it runs, and the
     nodes that release it. `is_asked`: compute of the block itself."""
 
@@ -40,7 +40,7 @@ def idle_times(
     programs: Sequence[StageProgram],
     log: PassLog,
     repetition: Repetition | None,
-    known: dict[tuple[int, ...], list[Releases]],
+    known: dict[tuple[int, ...], list[BlockReleases]],
 ) -> tuple[list[IdleTimes], list[IdleTimes]]:
     """Return where the last of two passes goes, of every stage, and where a repetition does.
 
@@ -93,7 +93,7 @@ def _told(took_ns: int, causes_ns: _Ints) -> IdleTimes:
     )
 
 
-def _nodes(view: Sequence[Block]) -> list[Releases]:
+def _nodes(view: Sequence[Block]) -> list[BlockReleases]:
     """Ops of the last block and the one before, and what may release them."""
     last = len(view) - 1
     keys: dict[tuple[int, int, int], int] = {}
@@ -116,7 +116,7 @@ def _nodes(view: Sequence[Block]) -> list[Releases]:
         at, stream, place = key
         op = _op(view, *key)
         found.append(
-            Releases(
+            BlockReleases(
                 last - at, view[at].begins[stream] + place, op.cause, op.price is None,
                 released.get(key, ()), at == last and stream == COMPUTE,
             )
@@ -206,7 +206,7 @@ class _Times:
         latest: _Ints = np.maximum.accumulate(found, axis=1)
         return latest
 
-    def of(self, stages: _Ints, at: _Ints, nodes: Sequence[Releases]) -> _Ints:
+    def of(self, stages: _Ints, at: _Ints, nodes: Sequence[BlockReleases]) -> _Ints:
         """Starts, ends and meetings of nodes, from the end of compute in the blocks before."""
         row = at - self._first[stages]
         back = np.array([node.back for node in nodes])
@@ -220,7 +220,7 @@ class _Times:
         return clipped
 
 
-def _causes(nodes: Sequence[Releases], times: Sequence[Sequence[int]]) -> list[int]:
+def _causes(nodes: Sequence[BlockReleases], times: Sequence[Sequence[int]]) -> list[int]:
     """What gaps of a block are put down to."""
     starts, ends, begun = times
     total = dict.fromkeys(CAUSES, 0)

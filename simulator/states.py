@@ -98,7 +98,7 @@ class States:
     """What is known of states, over all pipelines that it is used for.
 
     Fields:
-        released: what may release the ops of blocks (`pipeline_idle.Releases`).
+        released: what may release the ops of blocks (`pipeline_idle.BlockReleases`).
     """
 
     interned: Interned

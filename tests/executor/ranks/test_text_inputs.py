@@ -15,7 +15,6 @@ from twinstream.executor.state.sharded_state import ShardedState
 from twinstream.executor.state.training_state import initial_state
 from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout
-from twinstream.models.lowering.sharding import sharding_of
 from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.cluster.projecting import RankPart, rank_part
 
@@ -56,8 +55,6 @@ def test_stages_have_the_groups_that_they_carry():
 
 def test_shards_make_the_whole_state():
     whole = initial_state(SPEC, 3, Recipe())
-    sharding = sharding_of(Layout(dp=2, zero=3))
-    assert sharding is not None
     shards = [dict(inputs.state) for _, inputs in made(dp=2, zero=3)]
-    found = ShardedState(SPEC, Recipe(), sharding).whole(shards)
+    found = ShardedState(SPEC, Recipe(), Layout(dp=2, zero=3)).whole(shards)
     assert all(torch.equal(found[name], flat) for name, flat in whole.items())
