@@ -94,7 +94,7 @@ def test_its_evaluation_is_proven_too(fields):
         ({"update": "muon"}, {}, "Muon, whose state is by matrix beside ep 2"),
         ({"optimizer_state": "8bit"}, {}, "8-bit optimizer state"),
         ({}, {"tp": 2, "sequence_parallel": False}, "ep 2 beside tp 2"),
-        ({}, {"cp": 2}, "cp 2 (no kernels here are split over cp)"),
+        ({}, {"cp": 2}, "ep 2 beside cp 2"),
         ({"clips": True}, {"dp": 8, "ep": 8}, "32,768 elements a rank (--max-grad-norm 0)"),
     ],
 )  # fmt: skip

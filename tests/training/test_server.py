@@ -64,7 +64,7 @@ def server_of(ranks: Ranks, results: list[Any] | None = None) -> TrainerServer:
     ]
     return TrainerServer(
         ranks,
-        SimpleNamespace(parts=parts, states=None),  # type: ignore[arg-type]
+        SimpleNamespace(parts=parts, states=None, sharing_replicas=1),  # type: ignore[arg-type]
         lambda replica, step: f"batch {step} of {replica}",  # type: ignore[arg-type,return-value]
         lambda replica, result: [] if results is None else results.append((replica, result)),
         timeout_s=3.0,

@@ -131,7 +131,7 @@ class ClusterOptions(RankOptions):
     gpus: int | None = flag(
         WHERE, "N",
         "GPUs, by default 1. With --cluster all layouts are searched, with --machine those that "
-        "run here, unless others are asked for (--ep, --kernels megatron).", ge=1,
+        "run here (unless --kernels megatron).", ge=1,
     )  # fmt: skip
     global_batch: int | None = flag(
         STEPS, "N", "Sequences of a training step: --tokens-per-step in sequences.", ge=1

@@ -148,7 +148,7 @@ class RankOptions(OptionGroup):
     cp: int | None = flag(
         SEVERAL,
         "N",
-        "Context parallel ranks, each with slices of every sequence; by default searched.",
+        "Ranks with slices of each sequence; by default searched.",
         ge=1,
     )
     cp_parts: int | None = flag(

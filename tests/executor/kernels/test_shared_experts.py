@@ -13,6 +13,7 @@ from twinstream.models.options import Experts
 from twinstream.models.presets import load_preset
 from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.schedule.chain import COMMUNICATE, Chain
+from twinstream.schedule.cluster.projecting import attributes_of_rank
 from twinstream.schedule.workload import Workload
 
 EP, COUNT, PER_TOKEN, D_MODEL, D_FF, TOKENS = 2, 8, 2, 128, 64, 48
@@ -30,9 +31,7 @@ def chain_of(chunk_tokens: int = TOKENS, experts: Experts = GATED) -> Chain:
     layout = Layout(dp=EP, ep=EP, zero=0)
     chain = lower(spec, workload, Recipe(kernels=KernelChoice()), layout)
     second = {
-        name: call.model_copy(
-            update={"attributes": {**call.attributes, "first_expert": COUNT // EP}}
-        )
+        name: call.model_copy(update={"attributes": attributes_of_rank(call.attributes, 1)})
         for name, call in chain.calls.items()
         if "first_expert" in call.attributes
     }
