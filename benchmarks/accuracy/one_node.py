@@ -92,6 +92,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("table", type=Path)
     parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     given = parser.parse_args()
     done: list[dict[str, str]] = []
     if given.output.exists():
@@ -99,7 +100,8 @@ def main() -> None:
             done = list(csv.DictReader(file))
     known = {(row["gpu"], row["gpus"], row["model"]) for row in done}
     for row in wanted(given.table):
-        if (row["gpu"], row["gpus"], row["model"]) in known:
+        size = row["model"].removeprefix("Qwen2.5-")
+        if (row["gpu"], row["gpus"], row["model"]) in known or size not in given.sizes:
             continue
         with TemporaryDirectory() as folder:
             done.append(planned(row, Path(folder)))
