@@ -68,13 +68,11 @@ class Repetition:
     Fields:
         blocks: that each stage went on.
         period_ns: in which it did.
-        times: how often that was repeated without being simulated.
         begins: the block of each stage at which the first repetition begins.
     """
 
     blocks: tuple[int, ...]
     period_ns: int
-    times: int
     begins: tuple[int, ...]
 
 
@@ -164,7 +162,7 @@ class PipelineRun:
                 for side, (ns, late) in came.items():
                     came[side] = ns + times * (ns - was[side][0]), late
             self._moments.clear()
-            self.repetition = Repetition(blocks, period_ns, times, bases)
+            self.repetition = Repetition(blocks, period_ns, bases)
 
     def _stands(self, now_ns: int) -> tuple[Any, ...]:
         """How all stages stand, but for where and when."""

@@ -203,10 +203,7 @@ class ExpertLayers(Layer):
 
     @model_validator(mode="after")
     def _active_are_there(self) -> Self:
-        if self.active > self.experts:
-            raise PydanticCustomError(
-                "active", f"active {self.active} are more than there are experts, {self.experts}"
-            )
+        _require_experts(self.active, self.experts)
         return self
 
     def parts(self) -> tuple[LayerPart, ...]:
@@ -271,10 +268,7 @@ class Transformer(Layer):
             raise PydanticCustomError(
                 "heads", f"heads {self.heads} are no multiple of kv_heads {self.kv_heads}"
             )
-        if self.active > self.experts:
-            raise PydanticCustomError(
-                "active", f"active {self.active} are more than there are experts, {self.experts}"
-            )
+        _require_experts(self.active, self.experts)
         return self
 
     def parts(self) -> tuple[LayerPart, ...]:
@@ -305,6 +299,13 @@ class Transformer(Layer):
             moved=rows * (6 * w + (1 + into) * ffn), reduces=True, reduces_back=True,
             experts=experts, active=active,
         )  # fmt: skip
+
+
+def _require_experts(active: int, experts: int) -> None:
+    if active > experts:
+        raise PydanticCustomError(
+            "active", f"active {active} are more than there are experts, {experts}"
+        )
 
 
 AnyLayer = Annotated[

@@ -6,6 +6,7 @@ from random import Random
 
 from tests.schedule.cluster.damages import DAMAGES
 from tests.schedule.cluster.oracle import Cache, problems
+from twinstream.clusters.conforms import conforms
 from twinstream.schedule.cluster.verify import verify
 from twinstream.schedule.document import RankSchedule, Schedule
 from twinstream.schedule.ops import Communicate
@@ -65,6 +66,15 @@ def attribute(named: str, **told: object) -> Change:
         return part.model_copy(update={"calls": {**part.calls, name: changed}})
 
     return change
+
+
+def assert_seen(document: Schedule, change: Change) -> None:
+    """What a change makes of the first stage is refused."""
+    before = document.schedules["stage 0"]
+    after = change(before)
+    assert after != before
+    damaged = document.model_copy(update={"schedules": {"stage 0": after}})
+    assert verify(damaged) or conforms(damaged)
 
 
 def judged(base: Schedule, seeds: range) -> tuple[Counter[str], Counter[str]]:

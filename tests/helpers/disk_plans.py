@@ -1,6 +1,7 @@
 """Plans of a small model whose frozen base is in part at home on a disk."""
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from tests.helpers.tiny_chains import small
@@ -13,6 +14,7 @@ from twinstream.planner.choices import Choices
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import PlanRequest, TrainingStep, with_drive
 from twinstream.schedule.document import RankSchedule
+from twinstream.schedule.ops import Compute, Copy
 from twinstream.simulator.replay import steady_state
 
 TRAINED = Recipe(kernels=KernelChoice())
@@ -94,3 +96,19 @@ def without_disk(request: PlanRequest) -> PlanRequest:
     """The same, of a machine without a drive."""
     caps = request.caps.model_copy(update={"disk_bytes": None})
     return replace(request, caps=caps)
+
+
+def of_rounds(plan: RankSchedule, queue: str) -> list[list[tuple[str, str]]]:
+    """Of each round but the last the tensors that a disk's queue copies, with their host slots."""
+    begins = [
+        at for at, op in enumerate(plan.ops)
+        if isinstance(op, Compute) and op.label.kind == "embed_forward" and op.label.chunk == 0
+    ]  # fmt: skip
+    return [
+        [
+            (op.tensor, op.destination if queue == "disk_read" else op.source)
+            for op in plan.ops[low:high]
+            if isinstance(op, Copy) and op.stream.queue == queue
+        ]
+        for low, high in pairwise(begins)
+    ]

@@ -3,7 +3,6 @@ where all has room."""
 
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 
@@ -11,6 +10,7 @@ from tests.helpers.disk_plans import (
     disk_plan,
     disk_request,
     machine_with_disk,
+    of_rounds,
     without_disk,
 )
 from tests.helpers.schedule_oracle import problems
@@ -25,7 +25,7 @@ from twinstream.planner.planner import Planner
 from twinstream.planner.request import caps_of, with_drive
 from twinstream.schedule.derived.flush import flush_of
 from twinstream.schedule.document import RankSchedule
-from twinstream.schedule.ops import Compute, Copy
+from twinstream.schedule.ops import Copy
 from twinstream.schedule.proof.verify import verify_rank
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.sizes import SizeError
@@ -116,19 +116,8 @@ def test_many_rounds_take_turns_in_the_same_slots() -> None:
     rounds = plan.workload.rounds_per_step
     assert rounds > 4 and reads_of(plan)
     assert verify_rank(plan) == []
-    begins = [
-        at for at, op in enumerate(plan.ops)
-        if isinstance(op, Compute) and op.label.kind == "embed_forward" and op.label.chunk == 0
-    ]  # fmt: skip
-    of_round = [
-        [
-            (op.tensor, op.destination)
-            for op in plan.ops[low:high]
-            if isinstance(op, Copy) and op.stream.queue == "disk_read"
-        ]
-        for low, high in pairwise(begins)
-    ]
-    assert of_round[1] == of_round[2] == of_round[3] != []
+    _, second, third, fourth, *_ = of_rounds(plan, "disk_read")
+    assert second == third == fourth != []
 
 
 def test_a_flush_and_an_evaluation_bring_back_what_only_a_disk_has() -> None:

@@ -1,12 +1,12 @@
 """Plans that keep what is trained on a disk: proven, bounded, and with what they write told."""
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 
 from tests.helpers.disk_plans import (
     UPDATES_FIRST,
+    of_rounds,
     planned_with_disk,
     written_plan,
     written_request,
@@ -25,7 +25,7 @@ from twinstream.planner.planner import Planner
 from twinstream.planner.request import with_drive, with_endurance
 from twinstream.schedule.derived.flush import flush_of
 from twinstream.schedule.document import Caps, RankSchedule
-from twinstream.schedule.ops import Compute, Copy, Mode
+from twinstream.schedule.ops import Copy, Mode
 from twinstream.schedule.proof.verify import verify_rank
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.sizes import SizeError
@@ -169,19 +169,8 @@ def test_rounds_are_alike_and_a_read_waits_for_the_write_of_its_round() -> None:
     plan = written_plan(tokens=320)
     assert plan.workload.rounds_per_step > 4
     assert verify_rank(plan) == []
-    begins = [
-        at for at, op in enumerate(plan.ops)
-        if isinstance(op, Compute) and op.label.kind == "embed_forward" and op.label.chunk == 0
-    ]  # fmt: skip
-    of_round = [
-        [
-            (op.tensor, op.source)
-            for op in plan.ops[low:high]
-            if isinstance(op, Copy) and op.stream.queue == "disk_write"
-        ]
-        for low, high in pairwise(begins)
-    ]
-    assert of_round[1] == of_round[2] == of_round[3] != []
+    _, second, third, fourth, *_ = of_rounds(plan, "disk_write")
+    assert second == third == fourth != []
 
 
 def test_activations_that_are_written_in_parts_are_read_behind_all_of_them() -> None:

@@ -102,3 +102,14 @@ def same_bits_after_a_stop(folder: Path, again: dict[str, Any], **given: Any) ->
     assert straight.losses[-1] < straight.losses[0]
     assert state_files(wanted.output, 6) == state_files(whole.folder, 6)
     return result
+
+
+def there_and_back(first: TrainOptions, second: TrainOptions) -> tuple[TrainResult, list[float]]:
+    """Train eight steps by the first options, go on by the second and by the first again; return
+    the end and the losses of all steps."""
+    begun, one = trained(first, stop_after=2)
+    further, two = trained(second, resume=True, stop_after=begun.step + 1)
+    result, three = trained(first, resume=True)
+    assert begun.step < further.step < 8
+    done = [*one.losses[: begun.step], *two.losses[: further.step - begun.step], *three.losses]
+    return result, done

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.front_door.command_line import call
 from tests.helpers.tiny_chains import small
-from tests.training.small_runs import Seen, options, trained
+from tests.training.small_runs import Seen, options, there_and_back, trained
 from tests.training.test_adapters import adapters
 from tests.training.test_dpo import write_pairs
 from twinstream.executor.weights.errors import WeightsError
@@ -104,12 +104,8 @@ def test_a_run_goes_on_from_a_disk_to_none_and_back(tmp_path: Path) -> None:
     whole, straight = trained(with_base(tmp_path, steps=8))
     plain = with_base(tmp_path, steps=8, output=tmp_path / "b")
     disk = with_disk(plain, tmp_path, CAPS[0], tmp_path / "b")
-    first, one = trained(disk, stop_after=2)
-    second, two = trained(plain, resume=True, stop_after=first.step + 1)
-    result, three = trained(disk, resume=True)
-    assert first.step < second.step < 8
-    done = [*one.losses[: first.step], *two.losses[: second.step - first.step], *three.losses]
-    assert done == straight.losses
+    result, losses = there_and_back(disk, plain)
+    assert losses == straight.losses
     assert adapters(result.folder, 8) == adapters(whole.folder, 8)
 
 

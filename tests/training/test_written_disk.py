@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.training.killed_runs import forked, killed, wait
-from tests.training.small_runs import options, state_files, trained, write_config
+from tests.training.small_runs import options, state_files, there_and_back, trained, write_config
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import read_document
@@ -64,12 +64,8 @@ def test_a_run_goes_on_from_a_drive_to_none_and_back(tmp_path: Path) -> None:
     whole, straight = trained(plain(tmp_path, "whole", steps=8))
     memory = plain(tmp_path, "run", steps=8)
     disk = with_drive(memory, tmp_path / "drive")
-    first, one = trained(disk, stop_after=2)
-    second, two = trained(memory, resume=True, stop_after=first.step + 1)
-    result, three = trained(disk, resume=True)
-    assert first.step < second.step < 8
-    done = [*one.losses[: first.step], *two.losses[: second.step - first.step], *three.losses]
-    assert done == straight.losses
+    result, losses = there_and_back(disk, memory)
+    assert losses == straight.losses
     assert state_files(result.folder, 8) == state_files(whole.folder, 8)
 
 

@@ -11,7 +11,7 @@ constant was fitted to. MEMORY.csv has the predicted bytes of runs whose recompu
 import argparse
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from twinstream.fidelity.cluster_rows import read_measured_steps
@@ -43,19 +43,16 @@ def residuals_csv(steps: Path, rows: Path, source: str) -> str:
             for line in csv.DictReader(file)
             if line["split"] == "scored" and line["error"]
         }
-    text = io.StringIO()
-    text.write(f"# {source}\n")
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
+    told = []
     for row in read_measured_steps([steps]):
         error = errors.get((row.series, row.row_id))
         if error is None or row.job is None:
             continue
         cells = StepKind.of(row.job).cells()
         cells |= {"cluster": row.cluster, "gpu": row.gpu}
-        told = {"series": row.series, "family": row.family, "error": f"{error:.4f}"}
-        writer.writerow(cells | told)
-    return text.getvalue()
+        cells |= {"series": row.series, "family": row.family, "error": f"{error:.4f}"}
+        told.append(cells)
+    return _csv(source, COLUMNS, told)
 
 
 def memory_csv(steps: Path, rows: Path, source: str) -> str:
@@ -66,17 +63,23 @@ def memory_csv(steps: Path, rows: Path, source: str) -> str:
             for line in csv.DictReader(file)
             if line["memory_bytes"]
         }
-    text = io.StringIO()
-    text.write(f"# {source}\n")
-    writer = csv.DictWriter(text, MEMORY_COLUMNS, lineterminator="\n")
-    writer.writeheader()
+    told = []
     for row in read_measured_steps([steps]):
         bytes_of = predicted.get((row.series, row.row_id))
         if bytes_of is None or not (row.recompute_stated or row.reserved_bytes):
             continue
-        told = {"framework": row.framework, "series": row.series}
-        told |= {"predicted_bytes": bytes_of[0], "room_bytes": bytes_of[1]}
-        writer.writerow(told | {"reserved_bytes": str(row.reserved_bytes or "")})
+        cells = {"framework": row.framework, "series": row.series}
+        cells |= {"predicted_bytes": bytes_of[0], "room_bytes": bytes_of[1]}
+        told.append(cells | {"reserved_bytes": str(row.reserved_bytes or "")})
+    return _csv(source, MEMORY_COLUMNS, told)
+
+
+def _csv(source: str, columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> str:
+    text = io.StringIO()
+    text.write(f"# {source}\n")
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     return text.getvalue()
 
 

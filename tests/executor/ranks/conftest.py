@@ -1,4 +1,4 @@
-"""One set of processes for all that ends well, and quick starts for what does not."""
+"""One set of processes of each number for what ends well, and quick starts for what does not."""
 
 import multiprocessing
 from collections.abc import Iterator
@@ -6,6 +6,18 @@ from collections.abc import Iterator
 import pytest
 
 from twinstream.executor.launch.rank_processes import RankProcesses
+
+
+@pytest.fixture(scope="session")
+def one(torch_is_imported_once: None) -> Iterator[RankProcesses]:
+    with RankProcesses(1, start_method="forkserver") as processes:
+        yield processes
+
+
+@pytest.fixture(scope="session")
+def two(torch_is_imported_once: None) -> Iterator[RankProcesses]:
+    with RankProcesses(2, start_method="forkserver") as processes:
+        yield processes
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """Context parallel ranks: bits of one process with as many parts, near those of whole sequences."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
@@ -19,18 +18,6 @@ from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
 
 TWO_ROUNDS = Workload(seq_len=64, chunk_tokens=64, chunks_per_round=2, rounds_per_step=2)
-
-
-@pytest.fixture(scope="module")
-def one() -> Iterator[RankProcesses]:
-    with RankProcesses(1, start_method="forkserver") as processes:
-        yield processes
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[RankProcesses]:
-    with RankProcesses(2, start_method="forkserver") as processes:
-        yield processes
 
 
 def laid(cp: int, cp_parts: int | None = 4, **fields: object) -> Layout:

@@ -28,12 +28,6 @@ MASTER = Recipe(optimizer_state="float32_master", gradients="float32")
 
 
 @pytest.fixture(scope="module")
-def two() -> Iterator[RankProcesses]:
-    with RankProcesses(2) as processes:
-        yield processes
-
-
-@pytest.fixture(scope="module")
 def three() -> Iterator[RankProcesses]:
     with RankProcesses(3) as processes:
         yield processes

@@ -1,6 +1,5 @@
 """Replicas that share experts: the bits of one process that has all of them."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -36,12 +35,6 @@ MASTER = Recipe(clips=True, optimizer_state="float32_master", gradients="float32
 LION = Recipe(clips=True, update="lion")
 EXPERTS_FROZEN = Recipe(frozen=tuple(f"{layer}.experts" for layer in range(4)), clips=True)
 OTHERS_FROZEN = Recipe(frozen=("embedding", *map(str, range(4)), "head"), clips=True)
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[RankProcesses]:
-    with RankProcesses(2, start_method="forkserver") as processes:
-        yield processes
 
 
 def shared(ep: int, **fields: object) -> Layout:

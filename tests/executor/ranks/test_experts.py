@@ -1,23 +1,14 @@
 """A model with experts on ranks: pipelines and replicas have the bits of one process."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.executor.ranks.trained import Case, assert_as_reference, train_ranks
-from twinstream.executor.launch.rank_processes import RankProcesses
 from twinstream.models.layouts.layout import Layout
 from twinstream.models.options import Experts
 from twinstream.models.recipes.lora import lora_of
 from twinstream.models.recipes.recipe import Recipe
 
 EXPERTS = Recipe(lora=lora_of("r=2,targets=q,experts"))
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[RankProcesses]:
-    with RankProcesses(2) as processes:
-        yield processes
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Tensor parallel ranks: bits of one process with as many parts, near those of whole blocks."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
@@ -38,18 +37,6 @@ ADAPTERS = Recipe(kernels=KernelChoice(), clips=True, lora=lora_of("r=4,alpha=8"
 SOME = Recipe(kernels=KernelChoice(), lora=lora_of("r=4,alpha=8,targets=q,v,down"))
 NF4 = ADAPTERS.model_copy(update={"base": "nf4"})
 FROZEN = Recipe(kernels=KernelChoice(), clips=True, frozen=("embedding", "0", "2", "head"))
-
-
-@pytest.fixture(scope="module")
-def one() -> Iterator[RankProcesses]:
-    with RankProcesses(1, start_method="forkserver") as processes:
-        yield processes
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[RankProcesses]:
-    with RankProcesses(2, start_method="forkserver") as processes:
-        yield processes
 
 
 def laid(tp: int, **fields: object) -> Layout:
