@@ -95,8 +95,7 @@ class RankProcesses:
         self._pipes: list[Connection] = []
         context: WorkerContext | ForkedWorkerContext = WorkerContext()
         if start_method == "forkserver":  # all that takes seconds is imported once
-            context = ForkedWorkerContext()
-            context.set_forkserver_preload([serve.__module__])
+            context = ForkedWorkerContext(serve.__module__)
         try:
             for rank in range(num_ranks):
                 ours, theirs = context.Pipe()

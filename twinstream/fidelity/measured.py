@@ -15,7 +15,7 @@ from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.planner.planner import gc_paused
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
-from twinstream.schedule.worker_processes import WorkerContext, ignore_interrupts
+from twinstream.schedule.worker_processes import ForkedWorkerContext, ignore_interrupts
 
 Profile = TypeVar("Profile")
 _Profile = TypeVar("_Profile", contravariant=True)
@@ -107,7 +107,7 @@ class Predictors:
     def __init__(self, jobs: int | None = None, *, hold: bool = False) -> None:
         self._hold, count = hold, jobs or os.cpu_count() or 1
         # A fork would copy the progress bar's thread.
-        context = WorkerContext()
+        context = ForkedWorkerContext(__name__)
         pools, each = (count, 1) if hold else (1, count)
         self._pools = [
             ProcessPoolExecutor(each, mp_context=context, initializer=ignore_interrupts)

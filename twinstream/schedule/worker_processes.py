@@ -15,6 +15,7 @@ from multiprocessing.context import (
     SpawnContext,
     SpawnProcess,
 )
+from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any, Generic, TypeVar, cast
 
@@ -70,9 +71,16 @@ class WorkerContext(SpawnContext):
 
 
 class ForkedWorkerContext(ForkServerContext):
-    """Forks a server that has imported what takes long."""
+    """Forks a server that has imported what takes long: the modules that were named first.
+
+    There is one server for each process; its environment is of when it was started.
+    """
 
     Process = _ForkedWorker
+
+    def __init__(self, *modules: str) -> None:
+        super().__init__()
+        self.set_forkserver_preload(list(modules))
 
 
 @contextmanager
@@ -140,23 +148,23 @@ class Workers(Generic[_Item, _Result]):
         self, work: Callable[[_Item, Any], _Result], items: Sequence[_Item], num_jobs: int,
         begin: Callable[[], Any] = _nothing,
     ) -> None:  # fmt: skip
-        context = WorkerContext()
+        context = ForkedWorkerContext(work.__module__)
         self._left = list(reversed(items))
-        self._at_work: dict[Connection, tuple[_Item, WorkerProcess]] = {}
-        self.processes: list[WorkerProcess] = []
+        self._at_work: dict[Connection, tuple[_Item, BaseProcess]] = {}
+        self.processes: list[BaseProcess] = []
         try:
             with interrupts_held():
                 for _ in range(min(max(1, num_jobs), len(items))):
                     ours, theirs = context.Pipe()
-                    process = context.Process(
+                    process: BaseProcess = context.Process(
                         target=_serve, args=(theirs, work, begin), daemon=True
                     )
                     self.processes.append(process)
                     process.start()
                     theirs.close()
                     self._at_work[ours] = self._left.pop(), process
-            for ours, (item, process) in self._at_work.items():
-                self._send(ours, item, process)
+            for pipe, (item, begun) in self._at_work.items():
+                self._send(pipe, item, begun)
         except BaseException:
             self.end()
             raise
@@ -197,7 +205,7 @@ class Workers(Generic[_Item, _Result]):
         self._at_work, self._left = {}, []
 
     @staticmethod
-    def _send(ours: Connection, item: _Item, process: WorkerProcess) -> None:
+    def _send(ours: Connection, item: _Item, process: BaseProcess) -> None:
         try:
             ours.send(item)
         except (BrokenPipeError, ConnectionResetError):

@@ -20,7 +20,7 @@ from twinstream.models.layouts.layout import LayoutError
 from twinstream.planner.planner import gc_paused
 from twinstream.schedule.document import Caps
 from twinstream.schedule.worker_processes import (
-    WorkerContext,
+    ForkedWorkerContext,
     ignore_interrupts,
     interrupts_held,
 )
@@ -80,7 +80,7 @@ class LayoutTimers:
         each_s = (time.perf_counter() - begun_s) / max(1, len(asked))
         if self._most > 1 and each_s * num_left > _WORTH_S:
             self._pool = ProcessPoolExecutor(
-                self._most, mp_context=WorkerContext(), initializer=_begin,
+                self._most, mp_context=ForkedWorkerContext(__name__), initializer=_begin,
                 initargs=(self._pricing.cluster, self._pricing.machine, self._pricing.caps),
             )  # fmt: skip
         return found
