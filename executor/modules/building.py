@@ -47,8 +47,9 @@ def build_module(
 
     Raises:
         ModuleRefusal: transformers has no causal decoder of this config; or it has no such
-            attention; or the file is not what it was.
+            attention; or the file is not what it was; or only sizes are known.
     """
+    _require_code(source)
     with torch.device("cpu"), nullcontext() if with_parameters else _without_parameters():
         if source.kind == "python":
             module = _from_python(source).to(dtype).train()
@@ -85,12 +86,21 @@ def require_own_class(source: ModuleSource) -> None:
     """
     Raises:
         ModuleRefusal: transformers has no class of what is trained, so that no folder of it could
-            be written without the rest.
+            be written without the rest; or only sizes are known.
     """
+    _require_code(source)
     if is_text_part(source) and has_our_head(text_config(_config_of(source))):
         raise ModuleRefusal(
             f"transformers has no class of the text part of '{(source.config or {})['model_type']}'"
             " alone, so that random weights of it could not be saved: give a folder with weights"
+        )
+
+
+def _require_code(source: ModuleSource) -> None:
+    if source.kind == "layers":
+        raise ModuleRefusal(
+            "of this model sizes and costs are known, and no code, so that it is planned and not "
+            "run: give the module itself, FILE.py:FUNCTION (examples/vit.py, examples/dlrm.py)"
         )
 
 

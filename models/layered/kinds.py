@@ -87,6 +87,14 @@ class Layer(Node):
     def called(self) -> str:
         return self.name or str(vars(self)["kind"])
 
+    def parts(self) -> tuple[LayerPart, ...]:
+        """Its parts, in the order of the forward pass."""
+        raise NotImplementedError
+
+    def blocks(self) -> tuple[tuple[LayerPart, ...], ...]:
+        """Parts that one device computes as one task."""
+        return tuple((part,) for part in self.parts())
+
 
 class Tables(Layer):
     """Embedding tables of categories: each sample looks up some rows of each and sums them."""
@@ -108,6 +116,10 @@ class Tables(Layer):
                 rows=self.tables * self.rows, row=self.width, sparse=True,
             ),
         )  # fmt: skip
+
+    def fed(self) -> tuple[tuple[int, ...], str]:
+        """Shape and dtype of what each sample has for it."""
+        return (self.tables, self.lookups), "int64"
 
 
 class Tokens(Layer):
@@ -134,6 +146,10 @@ class Tokens(Layer):
             ),
         )  # fmt: skip
 
+    def fed(self) -> tuple[tuple[int, ...], str]:
+        """Shape and dtype of what each sample has for it."""
+        return (self.seq_len,), "int64"
+
 
 class Patches(Layer):
     """An image cut into squares, each multiplied by one matrix, and a position for each."""
@@ -158,6 +174,10 @@ class Patches(Layer):
                 looked_up=2 * out, row=self.width,
             ),
         )  # fmt: skip
+
+    def fed(self) -> tuple[tuple[int, ...], str]:
+        """Shape and dtype of what each sample has for it."""
+        return (self.channels, self.image, self.image), "float32"
 
 
 class Mlp(Layer):
@@ -276,6 +296,11 @@ class Transformer(Layer):
         return (
             self._attention(), self._dense(self.ffn, self.experts, self.active), *shared
         ) * self.layers  # fmt: skip
+
+    def blocks(self) -> tuple[tuple[LayerPart, ...], ...]:
+        """One of each layer."""
+        parts, each = self.parts(), 2 + bool(self.shared)
+        return tuple(parts[first : first + each] for first in range(0, len(parts), each))
 
     def _attention(self) -> LayerPart:
         s, w = self.seq_len, self.width

@@ -10,9 +10,11 @@ from pydantic import JsonValue, PlainValidator, ValidationError
 
 from twinstream.models.decoders.config import Dtype
 from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.layered.model import layered_names, load_layered
 from twinstream.models.layout import FlatLayout
 from twinstream.models.options import Experts, PositionLimit
 from twinstream.models.presets import load_model
+from twinstream.models.providers.of_layers import layered_module
 from twinstream.models.providers.traced import TracedModel
 from twinstream.models.providers.traced_parts import TracedInput
 from twinstream.models.recipes.lora import ModuleLora
@@ -172,7 +174,7 @@ AnyModel = Annotated[Model, PlainValidator(_of_document)]
 def load_any_model(
     name_or_path: str | Path | AnyModel, *, dtype: Dtype | None = None, longest: int | None = None
 ) -> AnyModel:
-    """Load what `load_model` does, or a traced model's document by its path.
+    """Load what `load_model` does, a traced model's document by its path, or a model of layers.
 
     Raises:
         UnknownModelError: neither a preset nor an existing path.
@@ -182,6 +184,8 @@ def load_any_model(
     found = name_or_path
     if isinstance(found, str | Path) and is_traced(found):
         found = TracedModel.load(Path(found))
+    if found in layered_names():
+        found = layered_module(load_layered(found))
     if isinstance(found, str | Path | ModelSpec):
         return load_model(found, dtype=dtype, longest=longest)
     if dtype not in (None, found.dtype):

@@ -70,12 +70,13 @@ class ModuleSource(Node):
 
     `transformers`: from a whole config. `python`: by a function of a file without other arguments;
     `remote`: by the config and the code that are in a folder, which a person trusts: both are
-    refused if their bytes have changed. `lora`: adapters are put into its blocks. `loss`: of rows
-    of logits, in place of cross entropy. `rotary`: frequencies of long sequences (`longrope`) are
-    chosen for each document; else they are those of short ones.
+    refused if their bytes have changed. `layers`: of sizes alone, none is built. `lora`: adapters
+    are put into its blocks. `loss`: of rows of logits, in place of cross entropy. `rotary`:
+    frequencies of long sequences (`longrope`) are chosen for each document; else they are those of
+    short ones.
     """
 
-    kind: Literal["transformers", "python", "remote"] = "transformers"
+    kind: Literal["transformers", "python", "remote", "layers"] = "transformers"
     config: dict[str, Any] | None = None
     path: str | None = None
     function: str | None = None
@@ -99,7 +100,7 @@ class ModuleSource(Node):
     def _is_whole(self) -> Self:
         needed = {
             "transformers": ("config",), "python": ("path", "function", "sha256"),
-            "remote": ("path", "sha256"),
+            "remote": ("path", "sha256"), "layers": (),
         }[self.kind]  # fmt: skip
         if missing := [field for field in needed if getattr(self, field) is None]:
             told = {"kind": self.kind, "missing": missing[0]}

@@ -6,6 +6,7 @@ from twinstream.hardware_profiles.clusters.loader import cluster_names, load_clu
 from twinstream.hardware_profiles.loader import load_machine, machine_names
 from twinstream.hardware_profiles.origin import origin_of
 from twinstream.measures.uncertainty import usual_uncertainties
+from twinstream.models.layered.model import layered_names
 from twinstream.models.presets import load_preset, preset_aliases, preset_names, traced_presets
 from twinstream.screens.listings import clusters_table, machines_table, models_table, traced_line
 
@@ -24,11 +25,14 @@ def models(as_json: Json = False) -> None:
     else:
         run = [spec for spec in specs if refusals[spec.name] is None]
         priced = [spec for spec in specs if refusals[spec.name] is not None]
+        layered = ", ".join(layered_names())
         aliases = ", ".join(f"{alias} is {name}" for alias, name in preset_aliases().items())
         print_report(
             models_table("Models", run),
             models_table("Planned for clusters, not run here", priced),
             traced_line(traced_presets()),
+            f"Planned by their sizes (--seq-len 1: a sample), not run: {layered}; tables larger "
+            "than a device by `twinstream estimate`.",
             f"Other names: {aliases}; and the hub's, such as Qwen/Qwen3-8B, in any case.",
         )
 
