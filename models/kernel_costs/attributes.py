@@ -14,6 +14,8 @@ TEMPORARY_BYTES = "temporary_bytes"  # what a call takes of torch's allocator at
 PLACES_A_ROUND = "places_a_round"  # of a call whose random numbers follow from its round
 FROZEN_NORM = "frozen_norm"  # of a head whose matrix alone is trained
 IN_PARTS = "in_parts"  # of a kernel of a part of a block
+NUM_SLICES = "num_slices"  # of rows, each of which has a gradient of norms by itself
+PIECE_GROUPS = "piece_groups"  # in which pieces lie: first those of each rank's first part
 SHARED = "ep"  # of a kernel of a block: how many ranks share its experts
 _EXPERTS = "experts."
 _T = TypeVar("_T", int, float, str, bool)
@@ -37,6 +39,11 @@ def most_packed(attributes: Attributes) -> int:
     if "most_sequences" not in attributes:
         return 0
     return typed_attribute(attributes, "most_sequences", int)
+
+
+def count_of(attributes: Attributes, name: str) -> int:
+    """Return how many there are of something; 1 where a call does not say so."""
+    return typed_attribute(attributes, name, int) if name in attributes else 1
 
 
 def is_frozen(attributes: Attributes, name: str = "frozen") -> bool:

@@ -133,19 +133,21 @@ def _of_mlp(of: ChunkWork) -> AdapterWork:
     return of.adapters.of_sites("gate_up", "down")
 
 
-def add_parts(of: ChunkWork, num_pieces: int, *, residual: bool) -> tuple[Work, ...]:
+def add_parts(of: ChunkWork, rows: int, num_pieces: int, *, residual: bool) -> tuple[Work, ...]:
     """Reads the pieces, and what they are added to; writes their sum."""
-    moved = (num_pieces + 1 + residual) * of.tokens * of.spec.d_model
+    moved = (num_pieces + 1 + residual) * rows * of.spec.d_model
     return (of.vector("rms_norm", moved),)
 
 
-def norm_parts_backward(of: ChunkWork, num_pieces: int) -> tuple[Work, ...]:
-    """The sum of the pieces, the norm again, and the norm's backward."""
-    moved = of.tokens * of.spec.d_model
+def norm_parts_backward(
+    of: ChunkWork, rows: int, num_pieces: int, slices: int = 1
+) -> tuple[Work, ...]:
+    """The sum of the pieces, the norm again, and the norm's backward; of each slice of rows."""
+    moved = rows // slices * of.spec.d_model
     return (
         of.vector("rms_norm", (num_pieces + 3) * moved, launches=2),
         of.vector("rms_norm_backward", 4 * moved, launches=2),
-    )
+    ) * slices
 
 
 def head_part_sums(of: ChunkWork, row_slice: int) -> tuple[Work, ...]:

@@ -1,6 +1,6 @@
 """How a model and its batch are laid out over the ranks of a cluster, and which layouts can be."""
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -32,6 +32,8 @@ class Layout(Node):
         cp_parts: of ranks that run, in how many parts a sequence is computed, whatever cp is; each
             is a slice and its mirror image. Gradients are added up by parts, in pairs. So every cp
             that divides it has the same bits where both are powers of two. None: a part a rank.
+        sliced_norms: of one rank of tp with `parts`: gradients of norms are added up slice by slice
+            of a chunk's tokens, as `sequence_parallel` has them on several.
         pp: pipeline stages; `virtual_stages` of them on each rank (interleaved, ring).
         dp: data parallel replicas, GPUs / (tp cp pp); `ep` of them share the routed experts.
         etp: ranks that split each expert's width: tp (None), or 1, where `ep` ranks of tp x dp
@@ -62,6 +64,7 @@ class Layout(Node):
     parts: PositiveCount | None = None
     cp: PositiveCount = 1
     cp_parts: PositiveCount | None = None
+    sliced_norms: bool = False
     pp: PositiveCount = 1
     dp: PositiveCount = 1
     ep: PositiveCount = 1
@@ -96,7 +99,7 @@ class Layout(Node):
         document: dict[str, object] = serialize(self)
         usual = {
             "etp": self.etp is None, "tp_overlap": not self.tp_overlap, "parts": self.parts is None,
-            "cp_parts": self.cp_parts is None,
+            "cp_parts": self.cp_parts is None, "sliced_norms": not self.sliced_norms,
             "capacity_factor": self.capacity_factor is None,
             "expert_nodes": self.expert_nodes is None,
         }  # fmt: skip
@@ -129,6 +132,20 @@ class Layout(Node):
         """In how many parts a block is computed by our kernels; 1 where it is one task."""
         return self.tp if self.parts is None else self.parts
 
+    def with_sequence_parallel(self, is_asked: bool) -> Self:
+        """The layout of ranks that run, with sequence parallelism where that is asked for."""
+        alone = self.tp == 1
+        sliced = is_asked and alone and self.num_parts > 1
+        update = {"sequence_parallel": alone or is_asked, "sliced_norms": sliced}
+        return self.model_copy(update=update)
+
+    @property
+    def token_slices(self) -> int:
+        """In how many slices of a chunk's tokens our kernels have norms and hidden states between
+        sums; 1 where these are of all tokens."""
+        is_sliced = self.sequence_parallel if self.tp > 1 else self.sliced_norms
+        return self.num_parts if is_sliced else 1
+
     @property
     def in_parts(self) -> bool:
         """Whether blocks are parts with collectives between them, be it on one rank."""
@@ -160,7 +177,7 @@ class Layout(Node):
         words = {
             f"tp{self.tp}": self.tp > 1, f"parts{self.parts}": self.parts is not None,
             f"cp{self.cp}": self.cp > 1, f"cp_parts{self.cp_parts}": self.cp_parts is not None,
-            stages: self.pp > 1,
+            "sliced_norms": self.sliced_norms, stages: self.pp > 1,
             f"dp{self.dp}": self.dp > 1 or self.num_gpus == 1, f"ep{self.ep}": self.ep > 1,
             f"etp{self.etp}": self.etp not in (None, self.tp),
             f"nodes{self.expert_nodes}": self.expert_nodes is not None,

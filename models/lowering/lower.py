@@ -16,6 +16,7 @@ from twinstream.models.lowering.parts.expert_tasks import ExpertTasks, shares_ex
 from twinstream.models.lowering.parts.part_blocks import lower_in_parts
 from twinstream.models.lowering.parts.part_tasks import PartTasks, runs_in_parts
 from twinstream.models.lowering.parts.sequence_tasks import SequenceTasks
+from twinstream.models.lowering.parts.token_tasks import TokenTasks
 from twinstream.models.lowering.stage_cut import stage_cut
 from twinstream.models.lowering.step import StepLowering
 from twinstream.models.lowering.task_blocks import TaskBlocks
@@ -74,6 +75,7 @@ def lower(
     recipe = _settled(model, workload, recipe)
     cut = stage_cut(layout, decoder, workload, stage)
     blocks = PartTasks if in_parts else ExpertTasks if shares else TaskBlocks
+    blocks = TokenTasks if in_parts and layout.token_slices > 1 else blocks
     blocks = SequenceTasks if in_parts and layout.splits_sequences else blocks
     return _chain(blocks(decoder, workload, recipe, cut))
 

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from os.path import commonpath
 
 from twinstream.models.decoders.hf_weights import hf_weights_of
-from twinstream.models.layout import ADAPTERS, EXPERTS, HEAD, FlatLayout, layer_of
+from twinstream.models.layout import ADAPTERS, EXPERTS, HEAD, FlatLayout, layer_of, whole_group
 from twinstream.models.providers.model import AnyModel, Model
 from twinstream.models.recipes.adapter_layout import (
     adapter_group,
@@ -56,7 +56,8 @@ def trained_groups(model: Model, recipe: Recipe) -> tuple[str, ...]:
     """
     require_few_bits(model, recipe.base)
     groups = all_groups(model, recipe)
-    if unknown := [group for group in recipe.frozen if group not in groups]:
+    known = {*groups, *map(whole_group, groups)}  # a rank may have groups in parts alone
+    if unknown := [group for group in recipe.frozen if group not in known]:
         raise NothingToTrainError(
             f"'{model.name}' has no group '{unknown[0]}' to freeze: there are embedding, the "
             f"layers 0 to {model.num_layers - 1}{_experts_of(model)}, and head"

@@ -75,6 +75,21 @@ def test_a_document_says_parts_only_where_they_are_asked_for():
     assert planned(parts=4).layout["parts"] == 4
 
 
+def test_ranks_keep_slices_of_hidden_states():
+    sizes = [
+        {
+            t.tensor_id: t.size_bytes
+            for t in planned(sequence_parallel=sp).schedules["stage 0"].tensors
+        }
+        for sp in (False, True)
+    ]
+    kept = [name for name in sizes[0] if name.startswith(("hidden.", "x_o.", "d_hidden."))]
+    assert len(kept) == 8
+    for name in kept:
+        assert 2 * sizes[1][name] == sizes[0][name] == 32 * SMALL.d_model * SMALL.itemsize
+    assert "all_hidden.0" in sizes[1].keys() - sizes[0].keys()
+
+
 def test_logits_are_never_exchanged():
     """Of a chunk's 32 x 256 logits each part tells three numbers a row."""
     part = planned().schedules["stage 0"]
@@ -84,7 +99,10 @@ def test_logits_are_never_exchanged():
     assert {sizes[o.tensor] for op in told for o in op.operands} == {3 * 32 * 4, 2 * 3 * 32 * 4}
 
 
-@pytest.mark.parametrize("fields", [{}, {"parts": 4}, {"pp": 2}, {"dp": 2, "zero": 3}])
+SLICED = {"parts": 4, "sequence_parallel": True}
+
+
+@pytest.mark.parametrize("fields", [{}, {"parts": 4}, {"pp": 2}, {"dp": 2, "zero": 3}, SLICED])
 def test_its_evaluation_is_proven_too(fields):
     spec = SMALL.model_copy(update={"num_layers": 2})
     found = cluster_evaluation_of(planned(spec, **fields))
@@ -111,7 +129,8 @@ QWEN = load_preset("tiny-qwen3").model_copy(update={"num_kv_heads": 4})
         (SMALL, {"optimizer_state": "8bit"}, {}, "8-bit optimizer state"),
         (SMALL, {"update": "muon"}, {}, "Muon, whose matrices are whole beside tp 2"),
         (QWEN, {}, {"pp": 2}, "tied embeddings on two stages beside tp 2"),
-        (SMALL, {}, {"sequence_parallel": True}, "tp 2 with sequence parallelism"),
+        (SMALL, {}, {"sequence_parallel": True, "cp": 2},
+         "sequence parallelism beside cp 2"),
     ],
 )  # fmt: skip
 def test_what_is_not_computed_in_parts_is_refused_by_name(spec, recipe, fields, said):
@@ -120,6 +139,13 @@ def test_what_is_not_computed_in_parts_is_refused_by_name(spec, recipe, fields, 
     with pytest.raises(LayoutError) as caught:
         planned(spec, Recipe(**recipe), **fields)
     assert said in str(caught.value)
+
+
+def test_tokens_that_slices_do_not_divide_are_refused_by_name():
+    odd = WORKLOAD.model_copy(update={"seq_len": 34, "chunk_tokens": 34})
+    job = Job.of_step(SMALL, odd, CLIPS, Layout(tp=2, parts=4, zero=0))
+    with pytest.raises(LayoutError, match="of 4 parts with chunks of 34 tokens"):
+        plan_pipeline(job, load_machine("cpu"))
 
 
 def _other_call(kind: str, old: str, new: str) -> Change:
@@ -155,6 +181,20 @@ def test_a_damaged_exchange_or_shard_is_seen(change):
 @pytest.mark.parametrize(
     "change",
     [
+        dropped("tp.hidden.gather"), dropped("tp.d_attention.gather"), dropped("gather.parts.0"),
+        said("tp.mlp.", collective="all_gather"), said("tp.x_o.gather", collective="all_to_all"),
+        of_other_tensor("tp.d_mlp.gather", "d_hidden.0", "d_hidden.1"),
+        of_other_tensor("tp.head_hidden", "all_hidden.0", "all_d_hidden.0"),
+        attribute("add_parts", piece_groups=1), attribute("norm_parts_backward", num_slices=1),
+    ],
+)  # fmt: skip
+def test_a_damaged_slice_of_tokens_is_seen(change):
+    assert_seen(planned(parts=4, sequence_parallel=True), change)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
         dropped("gather.parts.lora"), said("gather.parts.lora", collective="reduce_scatter"),
         of_other_tensor("gather.parts.lora.0", "grad_pieces.lora.0", "grad.lora.0"),
         attribute("sum_pieces", num_pieces=2), attribute("attention_part_backward", lora_rank=2),
@@ -172,13 +212,16 @@ def test_swapped_exchanges_and_other_meshes_are_seen():
     order = list(document.order)
     order[0], order[1] = order[1], order[0]
     assert verify(document.model_copy(update={"order": tuple(order)}))
-    for fields in ({"tp": 1, "parts": 4}, {"parts": 2}, {"parts": None}):
+    others = {"tp": 1, "parts": 4}, {"parts": 2}, {"parts": None}, {"sequence_parallel": True}
+    for fields in (*others, {"sliced_norms": True}):
         layout = {name: v for name, v in (document.layout | fields).items() if v is not None}
         assert conforms(document.model_copy(update={"layout": layout}))
 
 
-def test_no_random_damage_that_brute_force_refuses_is_accepted():
-    tried, wrongly = judged(planned(parts=4, dp=2), range(1))
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_no_random_damage_that_brute_force_refuses_is_accepted(sequence_parallel):
+    document = planned(parts=4, dp=2, sequence_parallel=sequence_parallel)
+    tried, wrongly = judged(document, range(1))
     assert sum(tried.values()) > 20
     assert not wrongly
 

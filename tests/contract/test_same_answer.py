@@ -140,7 +140,7 @@ def test_half_of_the_host_is_the_same_for_ranks_and_for_gpus(tmp_path: Path):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--gpus", 2, "--tp", 2, "--recompute", "attention"), "and not for this: tp 2"),
+        (("--gpus", 2, "--tp", 2, "--recompute", "attention"), "and not for this: tp runs here"),
         (("--gpus", 1, "--zero", 1), "--zero"),
         (("--gpus", 1, "--pipeline", "gpipe"), "--pipeline"),
         (("--gpus", 1, "--keep", 2), "--keep"),
@@ -155,11 +155,11 @@ def test_what_does_not_run_says_why_and_run_says_the_same(tmp_path: Path):
     split = (*STEP, "--cluster", "h100_dgx", "--gpus", 2, "--tp", 2)
     told, file = planned(*split, folder=tmp_path)
     (layout, *_) = told["layouts"]
-    assert not layout["runs_here"] and "tp 2 with sequence parallelism" in layout["why_not_here"]
+    assert not layout["runs_here"] and "kernel set megatron is priced" in layout["why_not_here"]
     assert layout["recipe"]["kernels"]["vector"] == "megatron"
-    assert "tp 2 with sequence parallelism" in error_of("run", file)
+    assert "kernel set megatron is priced" in error_of("run", file)
     named = error_of("plan", *split, "--kernels", "triton")
-    assert "the kernel set triton does not compute this layout: tp 2" in named
+    assert "the kernel set triton does not compute this layout: tp runs here" in named
 
 
 def test_what_runs_here_runs(tmp_path: Path):

@@ -82,7 +82,7 @@ def test_a_plan_of_another_step_is_not_kept():
         ({**TINY, "home": "parameter=moon"}, "the home of 'parameter' is 'moon'"),
         ({**TINY, "optimizer_overhead": "2%"}, "leave out either it or --tokens-per-step"),
         ({**TINY, "ranks": 2, "recompute": "mlp"}, "'mlp' is unknown; known: none, full"),
-        ({**LAYOUT, "kernels": "triton", "tp": 2}, "does not compute this layout: tp 2"),
+        ({**LAYOUT, "kernels": "triton", "tp": 2}, "does not compute this layout: tp runs here"),
     ],
 )
 def test_what_cannot_be_asked_is_one_error(values, said):
@@ -181,7 +181,7 @@ def test_names_of_values_are_those_of_options():
     flags = {*PlanOptions.model_fields, *ClusterOptions.model_fields}
     values = {name for names in NAMES.values() for name in names}
     assert flags - values == {"trust_remote_code", "keep"}
-    assert values - flags == {"ranks", "sequence_parallel", "dp_overlap"}
+    assert values - flags == {"ranks", "dp_overlap"}
 
 
 def test_more_ranks_have_less_of_their_host_each():

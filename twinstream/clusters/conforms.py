@@ -116,6 +116,8 @@ def _of_document(schedule: Schedule, layout: Layout) -> Iterator[Violation]:
         yield WorkDiffers("the layout says that it is offloaded, and no class copies anything")
     if not layout.sequence_parallel and layout.tp == 1:
         yield WorkDiffers("sequence_parallel is false, where tp 1 splits no sequence")
+    if layout.sliced_norms and (layout.tp > 1 or layout.num_parts == 1):
+        yield WorkDiffers("sliced_norms is true, which is of one rank with several parts")
 
 
 def require_conforming(schedule: Schedule) -> None:

@@ -39,9 +39,9 @@ def layout_refusal(layout: Layout) -> str | None:
         wrong.append(
             f"experts shared by {layout.ep} of {layout.dp} replicas (as many in each group)"
         )
-    if layout.tp > 1 and layout.sequence_parallel:
+    if layout.token_slices > 1 and layout.splits_sequences:
         wrong.append(
-            f"{_in_parts(layout)} with sequence parallelism (norms here are of all tokens)"
+            f"sequence parallelism beside cp {layout.cp} (tokens are split over tp or over cp)"
         )
     if layout.num_parts % layout.tp:
         wrong.append(f"{layout.parts} parts on tp {layout.tp} (as many on each rank)")
@@ -137,9 +137,14 @@ def _in_parts(layout: Layout) -> str:
 
 
 def slices_refusal(job: Job) -> str | None:
-    """Why ranks here cannot compute the sequences of a job in slices; None if they can, or there
-    are none."""
+    """Why ranks here cannot compute the sequences, or chunks' tokens, of a job in slices; None if
+    they can, or there are none."""
     layout = job.layout
+    if layout.token_slices > 1 and (tokens := job.workload.chunk_tokens) % layout.token_slices:
+        return (
+            f"sequence parallelism of {_in_parts(layout)} with chunks of {tokens:,} tokens (they "
+            f"need {layout.token_slices} slices of as many; give --chunk-tokens a multiple)"
+        )
     if not layout.splits_sequences or not job.num_microbatches:
         return None
     workload, what, count = job.workload, _in_parts(layout), layout.num_slices
@@ -178,8 +183,8 @@ def run_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | None:
 
     >>> from twinstream.models.presets import load_preset
     >>> run_refusal(load_preset("8b"), Recipe(), Layout(pp=2, dp=2, recompute="full"))
-    >>> run_refusal(load_preset("8b"), Recipe(), Layout(tp=2))
-    'tp 2 with sequence parallelism (norms here are of all tokens)'
+    >>> run_refusal(load_preset("8b"), Recipe(), Layout(tp=2, cp=2))
+    'sequence parallelism beside cp 2 (tokens are split over tp or over cp)'
     """
     reasons = [
         recipe_refusal(recipe), _model_refusal(model, layout), layout_refusal(layout),

@@ -145,6 +145,13 @@ class RankOptions(OptionGroup):
         ge=1,
         rare=True,
     )
+    sequence_parallel: bool | None = flag(
+        SEVERAL,
+        "",
+        "Ranks of --tp have slices of each chunk's tokens between sums (sequence parallelism): "
+        "less is kept, and backward gathers it again. By default not, with --cluster priced so.",
+        rare=True,
+    )
     cp: int | None = flag(
         SEVERAL,
         "N",
@@ -195,8 +202,8 @@ class RankOptions(OptionGroup):
         tp, ep = self.tp or 1, self.ep or 1
         return Layout(
             tp=tp, parts=self.parts, cp=self.cp or 1, cp_parts=self.cp_parts, pp=self.pp or 1,
-            sequence_parallel=tp == 1, ep=ep, dp=self.dp or ep,
-        )  # fmt: skip
+            ep=ep, dp=self.dp or ep,
+        ).with_sequence_parallel(bool(self.sequence_parallel))  # fmt: skip
 
     def layout_fields(self) -> dict[str, Any]:
         """Fields of the layout that are given."""

@@ -298,6 +298,7 @@ class LayoutQuery(Query):
                 raise LayoutError(f"{self.num_gpus} ranks are no pipelines of {of}")
             names = (*LAYOUT_OF_RANKS, "tp", "parts", "cp", "cp_parts")
             before = {name: getattr(layout, name) for name in names}
+            before["sequence_parallel"] = layout.token_slices > 1
             return self._on_ranks({**before, **self.fixed, "dp": replicas}, is_known=True)
         machine = machine_of(self._nodes)
         job = with_kernels(self.kept_job(layout), machine)

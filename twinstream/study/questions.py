@@ -83,6 +83,7 @@ _NOT_OF_CLUSTERS = (
 _OF_SEVERAL = {
     **dict.fromkeys(("tp", "cp", "pp", "dp", "ep", "shard", "virtual_stages"), 1),
     "pipeline": None, "reduction": None, "zero": 0, "keep": None, "parts": None, "cp_parts": None,
+    "sequence_parallel": None,
     "etp": 1, "expert_imbalance": 1.0, "tp_overlap": False, "capacity_factor": None,
     "expert_nodes": 1,
     "precision_units": None,

@@ -2,7 +2,8 @@
 
 Each norms its input anew, and writes its piece of a sum over all parts: of the output, or of the
 gradient of the normed input. Behind the latter are the part's gradients of the norms that all heads
-of Q and of K share. Legend as in `block_operands`; P elements of a piece.
+of Q and of K share, unless there is an operand to add these to. Legend as in `block_operands`; P
+elements of a piece.
 """
 
 from collections.abc import Mapping
@@ -31,6 +32,7 @@ from twinstream.executor.kernels.operand import KernelOperand, Operands
 from twinstream.executor.kernels.vector.gradients import gradient_views
 from twinstream.executor.kernels.vector.vector_ops import VectorGradient, VectorOps
 from twinstream.models.kernel_costs.attributes import Attributes, typed_attribute
+from twinstream.models.layout import shared_layout
 
 _ATTENTION = frozenset({"qkv_proj", "qkv_bias", "o_proj"})
 _MLP = frozenset({"gate_up_proj", "down_proj"})
@@ -97,7 +99,7 @@ def attention_part_backward(
     """Add the gradients of the part's weights; write its piece of the normed input's gradient."""
     block = BlockOperands.of(operands, attributes, vector, calls)
     spec = block.call.spec
-    piece, heads = _piece(block), _head_norms(block)
+    piece, heads = _piece(block), _head_norms(block, attributes)
     gradients = _PartGradients.of_part(block, attributes, _ATTENTION, heads)
     gradients.adapters.begin(frozenset({"qkv", "o"}))
     d_qkv_TN = block.take(spec.d_q + 2 * spec.d_kv)
@@ -127,7 +129,7 @@ def qkv_part_backward(
     """From the gradients of rotated Q, K and V to those of their weights, and to the piece."""
     block = BlockOperands.of(operands, attributes, vector, calls)
     tokens, spec = block.call.num_tokens, block.call.spec
-    piece, heads = _piece(block), _head_norms(block)
+    piece, heads = _piece(block), _head_norms(block, attributes)
     gradients = _PartGradients.of_part(block, attributes, _ATTENTION, heads, piece)
     d_qkv_TN = block.take(spec.d_q + 2 * spec.d_kv)
     d_q_TQ, d_kv_T2KE = block.q_and_kv(d_qkv_TN)
@@ -172,12 +174,12 @@ def mlp_part_backward(
 class _PartGradients(BlockGradients):
     """Those of a part's weights; of norms that heads share each part writes its own by itself."""
 
-    heads: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    heads: Mapping[str, VectorGradient] = field(default_factory=dict)
 
     @classmethod
     def of_part(
         cls, block: BlockOperands, attributes: Attributes, made: frozenset[str],
-        heads: Mapping[str, torch.Tensor], d_hidden: torch.Tensor | None = None,
+        heads: Mapping[str, VectorGradient], d_hidden: torch.Tensor | None = None,
     ) -> "_PartGradients":  # fmt: skip
         """Of the weights whose gradients are `made` here; those of others begin at zero."""
         adapters = AdapterGradients.of(block.adapters, block.operands, block.call, attributes)
@@ -194,7 +196,7 @@ class _PartGradients(BlockGradients):
 
     def vector(self, name: str) -> VectorGradient | None:
         if name in self.heads:
-            return VectorGradient(self.heads[name], "write")
+            return self.heads[name]
         return super().vector(name)
 
 
@@ -230,14 +232,19 @@ def _piece(block: BlockOperands) -> torch.Tensor:
     return piece
 
 
-def _head_norms(block: BlockOperands) -> dict[str, torch.Tensor]:
-    """Where the gradients of q_norm and of k_norm go, behind a piece."""
-    spec = block.call.spec
-    if not spec.qk_norm:
+def _head_norms(block: BlockOperands, attributes: Attributes) -> dict[str, VectorGradient]:
+    """Where the gradients of q_norm and of k_norm go: behind a piece, or added to the part's."""
+    spec, names = block.call.spec, ("q_norm", "k_norm")
+    if not spec.qk_norm or block.call.frozen:
         return {}
+    if (shared := block.operands.get("shared_gradients")) is not None:
+        assert shared.mode == "update", "the norm before the feed-forward network began it"
+        layout = shared_layout(spec)
+        by_name = gradient_views(shared, layout, attributes, block.calls)
+        return {name: VectorGradient(by_name[name], "update") for name in names}
     behind = _behind(block.operands["output"], block.tokens_by_width("output"))
     both = behind.view(block.call.dtype)[: 2 * spec.head_dim].view(2, spec.head_dim)
-    return {"q_norm": both[0], "k_norm": both[1]}
+    return {name: VectorGradient(one, "write") for name, one in zip(names, both, strict=True)}
 
 
 def _behind(operand: KernelOperand, piece: torch.Tensor) -> torch.Tensor:

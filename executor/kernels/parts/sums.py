@@ -1,12 +1,14 @@
 """Sums over parts, in their order, in float32; through residual streams and norms.
 
-Legend: N pieces, T tokens, D d_model, E head_dim.
+Legend: N pieces, T tokens, D d_model, E head_dim, S slices of a rank's tokens.
 """
+
+from collections.abc import Sequence
 
 import torch
 
 from twinstream.executor.kernels.calls import Calls
-from twinstream.executor.kernels.operand import DTYPES, Operands
+from twinstream.executor.kernels.operand import DTYPES, KernelOperand, Operands
 from twinstream.executor.kernels.vector.gradients import (
     add_vector,
     gradient_views,
@@ -20,7 +22,13 @@ from twinstream.executor.kernels.vector.vector_ops import (
     VectorOps,
 )
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.kernel_costs.attributes import Attributes, typed_attribute
+from twinstream.models.kernel_costs.attributes import (
+    NUM_SLICES,
+    PIECE_GROUPS,
+    Attributes,
+    count_of,
+    typed_attribute,
+)
 from twinstream.models.layout import FlatLayout, packed_layout
 
 FINAL_NORM = "final_norm"
@@ -29,9 +37,9 @@ FINAL_NORM = "final_norm"
 def add_parts(operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls) -> None:
     """Write the sum of pieces and, where there is one, of what they are added to."""
     pieces_NTD, _ = _pieces(operands, attributes)
-    shape, dtype = pieces_NTD.shape[1:], pieces_NTD.dtype
-    residual = operands["hidden"].view(dtype, tuple(shape)) if "hidden" in operands else None
-    calls.add(write_sum, pieces_NTD, residual, operands["output"].view(dtype, tuple(shape)))
+    shape, dtype = tuple(pieces_NTD[0].shape), pieces_NTD[0].dtype
+    residual = operands["hidden"].view(dtype, shape) if "hidden" in operands else None
+    calls.add(write_sum, pieces_NTD, residual, operands["output"].view(dtype, shape))
 
 
 def norm_parts_backward(
@@ -39,43 +47,58 @@ def norm_parts_backward(
 ) -> None:
     """Take the sum of pieces, the gradient of normed rows, through the norm of a block or the last.
 
-    That of a block adds to the gradient of hidden states; the last writes it.
+    That of a block adds to the gradient of hidden states; the last writes it. Of several slices of
+    rows each has gradients of norms by itself, one behind the other.
     """
     name = typed_attribute(attributes, "norm", str)
     eps = typed_attribute(attributes, "norm_eps", float)
     pieces_NTD, heads_NE = _pieces(operands, attributes)
-    shape, dtype = tuple(pieces_NTD.shape[1:]), pieces_NTD.dtype
-    layout = _norms(name, attributes)
+    shape, dtype = tuple(pieces_NTD[0].shape), pieces_NTD[0].dtype
+    layout, slices = _norms(name, attributes), count_of(attributes, NUM_SLICES)
     x_TD, d_hidden_TD = (operands[n].view(dtype, shape) for n in ("hidden", "d_hidden"))
     workspace = Workspace(operands["scratch"].bytes)
-    total_TD, rstd_T = workspace.take(shape, dtype), workspace.take(shape[:1], torch.float32)
+    num_rows = shape[0] // slices
+    total_TD = workspace.take((num_rows, shape[1]), dtype)
+    rstd_T = workspace.take((num_rows,), torch.float32)
     weight = weight_views(operands["parameters"], layout, dtype)[name]
-    norm = RmsNorm(x_TD, rstd_T, weight)
-    calls.add(vector.write_normed, norm, total_TD, eps=eps)  # for its rstd
-    calls.add(write_sum, pieces_NTD, None, total_TD)
-    d_weight = None
-    if (flat := operands.get("gradients")) is not None:
-        gradients = gradient_views(flat, layout, attributes, calls)
-        for other in gradients if flat.mode == "write" else ():
-            calls.add(gradients[other].zero_)
-        d_weight = VectorGradient(gradients[name], "update")
-        if name == "attention_norm" and heads_NE is not None:
-            for number, head in enumerate(("q_norm", "k_norm")):
-                calls.add(_add_heads, gradients[head], heads_NE[:, number])
-    of_norm = NormGradients(total_TD, d_hidden_TD, d_weight, accumulate=name != FINAL_NORM)
-    calls.add(vector.rms_norm_backward, norm, of_norm, workspace.remaining())
+    for number in range(slices):
+        rows = slice(number * num_rows, (number + 1) * num_rows)
+        norm = RmsNorm(x_TD[rows], rstd_T, weight)
+        calls.add(vector.write_normed, norm, total_TD, eps=eps)  # for its rstd
+        calls.add(write_sum, [piece[rows] for piece in pieces_NTD], None, total_TD)
+        d_weight = None
+        if (flat := _of_slice(operands.get("gradients"), number, slices)) is not None:
+            gradients = gradient_views(flat, layout, attributes, calls)
+            for other in gradients if flat.mode == "write" else ():
+                calls.add(gradients[other].zero_)
+            d_weight = VectorGradient(gradients[name], "update")
+            if name == "attention_norm" and heads_NE is not None:
+                for head, of_head in enumerate(("q_norm", "k_norm")):
+                    calls.add(_add_heads, gradients[of_head], heads_NE[:, head])
+        d_x = d_hidden_TD[rows]
+        of_norm = NormGradients(total_TD, d_x, d_weight, accumulate=name != FINAL_NORM)
+        calls.add(vector.rms_norm_backward, norm, of_norm, workspace.remaining())
 
 
-def _pieces(operands: Operands, attributes: Attributes) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Of hidden states, [N, T, D]; and, if heads share norms, of their gradients, [N, 2, E]."""
+def _of_slice(flat: KernelOperand | None, number: int, slices: int) -> KernelOperand | None:
+    return None if flat is None else KernelOperand(flat.bytes.chunk(slices)[number], flat.mode)
+
+
+def _pieces(
+    operands: Operands, attributes: Attributes
+) -> tuple[Sequence[torch.Tensor], torch.Tensor | None]:
+    """Of hidden states, N of [T, D]; and, if gradients of norms that heads share are behind them,
+    these, [N, 2, E]."""
     dtype = DTYPES[typed_attribute(attributes, "dtype", str)]
     count, elements, tokens, width = (
         typed_attribute(attributes, name, int)
         for name in ("num_pieces", "piece_elements", "num_tokens", "d_model")
     )
     all_NP = operands["pieces"].view(dtype, (count, elements))
-    hidden = torch.unflatten(all_NP[:, : tokens * width], 1, (tokens, width))
-    if "head_dim" not in attributes:
+    pieces_NTD = torch.unflatten(all_NP[:, : tokens * width], 1, (tokens, width))
+    ranks = count // count_of(attributes, PIECE_GROUPS)
+    hidden = [piece_TD for rank in range(ranks) for piece_TD in pieces_NTD[rank::ranks]]
+    if "head_dim" not in attributes or NUM_SLICES in attributes:
         return hidden, None
     head_dim = typed_attribute(attributes, "head_dim", int)
     heads = torch.unflatten(all_NP[:, tokens * width :][:, : 2 * head_dim], 1, (2, head_dim))
@@ -95,12 +118,15 @@ def _norms(name: str, attributes: Attributes) -> FlatLayout:
 
 
 def write_sum(
-    pieces_NTD: torch.Tensor, residual_TD: torch.Tensor | None, out_TD: torch.Tensor
+    pieces_NTD: Sequence[torch.Tensor] | torch.Tensor,
+    residual_TD: torch.Tensor | None,
+    out_TD: torch.Tensor,
 ) -> None:
     """out = the sum of pieces, in their order, and of what they are added to; rounded once."""
+    first_TD, *others = pieces_NTD
     for rows in row_blocks(*out_TD.shape):
-        total = float32_copy(pieces_NTD[0, rows])
-        for piece_TD in pieces_NTD[1:]:
+        total = float32_copy(first_TD[rows])
+        for piece_TD in others:
             total.add_(piece_TD[rows])
         if residual_TD is not None:
             total.add_(residual_TD[rows])

@@ -8,7 +8,12 @@ from functools import partial
 
 from twinstream.models.decoders.sizes import ITEMSIZE_BYTES
 from twinstream.models.kernel_costs.attention_shape import AttentionPass
-from twinstream.models.kernel_costs.attributes import Attributes, typed_attribute
+from twinstream.models.kernel_costs.attributes import (
+    NUM_SLICES,
+    Attributes,
+    count_of,
+    typed_attribute,
+)
 from twinstream.models.kernel_costs.scratch.block_sizes import BlockSizes, block_sizes
 from twinstream.models.kernel_costs.scratch.end_scratch import (
     embed_backward,
@@ -84,8 +89,9 @@ def _mlp_backward(attributes: Attributes, *, sums: bool) -> int:
 
 
 def _norm_backward(attributes: Attributes, *, sums: bool) -> int:
-    """The gradient of normed rows; reciprocals of norms."""
+    """The gradient of a slice's normed rows; reciprocals of norms."""
     tokens, d_model = (typed_attribute(attributes, n, int) for n in ("num_tokens", "d_model"))
+    tokens //= count_of(attributes, NUM_SLICES)
     rows = aligned(tokens * d_model * _itemsize(attributes)) + float32_bytes(tokens)
     return rows + (partial_sum_bytes(tokens, d_model) if sums else 0)
 

@@ -6,7 +6,7 @@ from twinstream.models.kernel_costs.work import gradient_norm_work
 from twinstream.models.layout import PART, whole_group
 from twinstream.models.lowering.chain_builder import CollectiveCall, by_rank
 from twinstream.models.lowering.declarations import GRADIENT_PIECES, OptimizerPart
-from twinstream.models.lowering.parts.part_shapes import SQUARES, PartShapes, is_of_all_parts
+from twinstream.models.lowering.parts.part_shapes import SQUARES, PartShapes
 from twinstream.models.lowering.stage_optimizer import StageOptimizer
 from twinstream.schedule.ops import Attribute
 
@@ -15,15 +15,15 @@ class PartOptimizer(StageOptimizer):
     """Each part is updated by itself, by the random numbers of its place among all parts.
 
     Norms are replicated: every rank has their whole gradient, and makes the same update; so are
-    adapters that all parts read, whose gradient is a sum over parts. Squares of
+    adapters that all parts read. Where each part has made some of it that is a sum. Squares of
     all parts of a group are one number of the norm, added up in the order of the parts.
     """
 
     shapes: PartShapes
 
     def _complete(self, group: str) -> None:
-        """Add up what all parts have made of the gradient of adapters that they share."""
-        if is_of_all_parts(group) and self.shapes.spec.parts > 1:
+        """Add up what all parts have made of the gradient of what they share."""
+        if self.shapes.is_summed(group) and self.shapes.spec.parts > 1:
             self._add_up_shared(group)
         super()._complete(group)
 

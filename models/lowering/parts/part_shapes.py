@@ -86,10 +86,23 @@ class PartShapes(StageShapes):
         """Whether pieces of all parts are gathered, and not summed by the transport."""
         return self.cut.layout.parts is not None and self.cut.layout.tp > 1
 
+    def is_summed(self, group: str) -> bool:
+        """Whether each part has a gradient of a group that all read: of adapters."""
+        return group.startswith(ADAPTERS) and PART not in group
+
     @property
     def num_chunks(self) -> int:
         """Chunks of all microbatches of a rank."""
         return self.workload.chunks_per_round
+
+    @property
+    def rows(self) -> int:
+        """Tokens of a chunk whose hidden states a rank has between sums."""
+        return self.workload.chunk_tokens
+
+    def whole(self, tensor: str, chunk: int) -> str:
+        """Where hidden states of all tokens are that parts read."""
+        return tensor
 
     def block(self) -> DecoderShapes:
         """How tensors of a block of one part are sized."""
@@ -114,6 +127,10 @@ class PartShapes(StageShapes):
         heads = 2 * spec.head_dim * spec.itemsize if spec.qk_norm else 0
         return Pieces(spec.dtype, aligned(size + heads) // spec.itemsize)
 
+    def declare_pieces(self, builder: ChainBuilder, chunk: int) -> None:
+        """Declare what parts make of a sum, and where whoever adds it up finds that."""
+        declare_sum(builder, self, f"{PIECES}.{chunk}", self.pieces, self.gathers_pieces)
+
     @property
     def num_pieces(self) -> int:
         """How many pieces whoever adds them up has."""
@@ -125,7 +142,7 @@ def declare_parts(builder: ChainBuilder, shapes: PartShapes) -> None:
     """Declare all but the tensors of groups."""
     spec, workload = shapes.spec, shapes.workload
     tokens = workload.chunk_tokens
-    rows = (tokens, spec.d_model)
+    rows = (shapes.rows, spec.d_model)
     for chunk in range(shapes.num_chunks):
         declare_inputs(builder, shapes, chunk)
         for layer in range(spec.num_layers + 1):
@@ -137,24 +154,19 @@ def declare_parts(builder: ChainBuilder, shapes: PartShapes) -> None:
         builder.declare(dense_tensor(f"d_hidden.{chunk}", "activation", spec.dtype, rows))
         for name in ("lse", *(("row_scales",) if shapes.recipe.loss.passes > 1 else ())):
             builder.declare(dense_tensor(f"{name}.{chunk}", "scratch", "float32", (tokens,)))
-        _declare_sum(builder, shapes, f"{PIECES}.{chunk}", shapes.pieces, shapes.gathers_pieces)
+        shapes.declare_pieces(builder, chunk)
         sums = Pieces("float32", ROW_SUMS * tokens)
-        _declare_sum(builder, shapes, f"{LOSS_SUMS}.{chunk}", sums, shapes.cut.layout.tp > 1)
+        declare_sum(builder, shapes, f"{LOSS_SUMS}.{chunk}", sums, shapes.cut.layout.tp > 1)
     if shapes.recipe.clips:
         for group in dict.fromkeys(whole_group(g) for g in shapes.trained if PART in g):
             is_gathered = shapes.cut.layout.tp > 1
-            _declare_sum(builder, shapes, f"{SQUARES}.{group}", Pieces("float32", 1), is_gathered)
+            declare_sum(builder, shapes, f"{SQUARES}.{group}", Pieces("float32", 1), is_gathered)
     for group in shapes.trained:
-        if is_of_all_parts(group) and shapes.sums_in_order:
+        if shapes.is_summed(group) and shapes.sums_in_order:
             made = Pieces(shapes.gradient_dtype, shapes.num_elements(group))
             tensor, over_ranks = f"{GRADIENT_PIECES}.{group}", shapes.cut.layout.tp > 1
-            _declare_sum(builder, shapes, tensor, made, over_ranks, "gradient")
+            declare_sum(builder, shapes, tensor, made, over_ranks, "gradient")
     declare_results(builder, shapes)
-
-
-def is_of_all_parts(group: str) -> bool:
-    """Whether a group is of adapters that all parts of a layer read, and each has a gradient of."""
-    return group.startswith(ADAPTERS) and PART not in group
 
 
 def _declare_saved(
@@ -184,21 +196,21 @@ def declare_contexts(builder: ChainBuilder, shapes: PartShapes) -> None:
             declare_context(builder, block, f"d_context.{sequence}{PART}{number}", "float32")
 
 
-def _declare_sum(
+def declare_sum(
     builder: ChainBuilder, shapes: PartShapes, tensor: str, pieces: Pieces, is_gathered: bool,
     role: Role = "scratch",
 ) -> None:  # fmt: skip
     """What a rank's parts make, piece by piece; and where all pieces are gathered, those."""
     own, layout = shapes.spec.parts_each, shapes.cut.layout
-    builder.declare(_flat(tensor, pieces, own, role))
+    builder.declare(flat_pieces(tensor, pieces, own, role))
     for number in range(own if own > 1 else 0):
-        piece = _flat(shapes.of_part(tensor, number), pieces, 1, role)
+        piece = flat_pieces(shapes.of_part(tensor, number), pieces, 1, role)
         builder.declare(part_of(tensor, piece, number * piece.size_bytes))
     if is_gathered:
-        builder.declare(_flat(f"all_{tensor}", pieces, layout.num_parts, role))
+        builder.declare(flat_pieces(f"all_{tensor}", pieces, layout.num_parts, role))
 
 
-def _flat(tensor: str, pieces: Pieces, count: int, role: Role) -> Tensor:
+def flat_pieces(tensor: str, pieces: Pieces, count: int, role: Role) -> Tensor:
     size_bytes = count * pieces.num_elements * ITEMSIZE_BYTES[pieces.dtype]
     dtype, shape = flat_shape(size_bytes, pieces.dtype)
     return Tensor(tensor_id=tensor, size_bytes=size_bytes, role=role, dtype=dtype, shape=shape)

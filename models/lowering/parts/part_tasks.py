@@ -2,10 +2,12 @@
 
 A block is two sums: attention's, and the feed-forward network's. Each part makes its piece of one
 by a task of its own, ranks exchange the pieces, and a task adds them up. Norms are computed on
-every rank alike. Pieces of a chunk are exchanged while the next chunk's are made.
+every rank alike, or of its tokens (`token_tasks`). Pieces of a chunk are exchanged while the next
+chunk's are made.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from twinstream.models.decoders.parted import PartedSpec
 from twinstream.models.decoders.spec import ModelSpec
@@ -85,12 +87,13 @@ class PartTasks(TaskBlocks):
 
     def _embed_backward(self, round_: int) -> None:
         work, told = self.calls.work(), gradient_attribute(self.recipe, self.spec.dtype)
-        for chunk in self._chunks_reversed():
+        gather = partial(self._gather_gradient, "embed", None)
+        for chunk in self._prepared(self._chunks_reversed(), gather):
             for number, group in enumerate(self.spec.parts_of(EMBEDDING)):
                 call = self._end_call("embed_part_backward", work.embed_backward(), number, told)
                 operands = [
                     self.builder.read("tokens", f"tokens.{chunk}"),
-                    self.builder.read("d_hidden", f"d_hidden.{chunk}"),
+                    self._d_hidden(chunk),
                     *self._gradient_of(group, chunk),
                 ]
                 self._task("embed_backward", chunk, None, call, operands, number)
@@ -102,9 +105,7 @@ class PartTasks(TaskBlocks):
     def _forward_layer(self, round_: int, layer: int) -> None:
         self._forward_attention(layer)
         write = self.builder.write
-        for chunk in self._chunks():
-            hidden, x_o = self.shapes.hidden(layer, chunk), f"x_o.{layer}.{chunk}"
-            self._add_up("attention_added", chunk, layer, hidden, x_o)
+        for chunk in self._prepared(self._chunks(), partial(self._add_attention, layer)):
             for number in range(self.spec.parts_each):
                 operands = [
                     *self._mlp_inputs(layer, chunk, number),
@@ -118,10 +119,15 @@ class PartTasks(TaskBlocks):
             x_o, output = f"x_o.{layer}.{chunk}", self.shapes.hidden(layer + 1, chunk)
             self._add_up("mlp_added", chunk, layer, x_o, output)
 
+    def _add_attention(self, layer: int, chunk: int) -> None:
+        hidden, x_o = self.shapes.hidden(layer, chunk), f"x_o.{layer}.{chunk}"
+        self._add_up("attention_added", chunk, layer, hidden, x_o)
+        self._gather_rows("x_o", layer, x_o, chunk)
+
     def _forward_attention(self, layer: int) -> None:
         """All chunks up to the pieces of attention's output."""
-        write = self.builder.write
-        for chunk in self._chunks():
+        write, gather = self.builder.write, partial(self._gather_hidden, "hidden", layer)
+        for chunk in self._prepared(self._chunks(), gather):
             for number in range(self.spec.parts_each):
                 where = f"{layer}.{chunk}{PART}{number}"
                 operands = [
@@ -136,7 +142,7 @@ class PartTasks(TaskBlocks):
             self._exchange_pieces("attention", chunk, layer)
 
     def _backward_layer(self, round_: int, layer: int) -> None:
-        for chunk in self._chunks_reversed():
+        for chunk in self._prepared(self._chunks_reversed(), partial(self._gather_x_o, layer)):
             for number in range(self.spec.parts_each):
                 self._mlp_backward(layer, chunk, number)
             self._exchange_pieces("mlp_backward", chunk, layer)
@@ -147,10 +153,20 @@ class PartTasks(TaskBlocks):
         for group in (*reversed(self.spec.layer_groups(layer)), *reversed(adapters)):
             self._after_group(group, round_)
 
+    def _gather_x_o(self, layer: int, chunk: int) -> None:
+        self._gather_rows("x_o_again", layer, f"x_o.{layer}.{chunk}", chunk)
+        self._gather_gradient("mlp", layer, chunk)
+
+    def _back_to_attention(self, layer: int, chunk: int) -> None:
+        """Through the norm before the feed-forward network."""
+        self._norm_backward("ffn_norm", chunk, layer, f"x_o.{layer}.{chunk}")
+        self._gather_hidden("hidden_again", layer, chunk)
+        self._gather_gradient("attention", layer, chunk)
+
     def _backward_attention(self, layer: int) -> None:
         """All chunks back through the norm before the feed-forward network, and attention."""
-        for chunk in self._chunks_reversed():
-            self._norm_backward("ffn_norm", chunk, layer, f"x_o.{layer}.{chunk}")
+        back = partial(self._back_to_attention, layer)
+        for chunk in self._prepared(self._chunks_reversed(), back):
             for number in range(self.spec.parts_each):
                 self._attention_backward(layer, chunk, number)
             self._exchange_pieces("attention_backward", chunk, layer)
@@ -168,7 +184,7 @@ class PartTasks(TaskBlocks):
         operands = [
             *inputs,
             builder.read("projections", gate_up),
-            builder.read("d_hidden", f"d_hidden.{chunk}"),
+            self._d_hidden(chunk),
             *self._part_gradients(layer, number, chunk),
             self._piece(chunk, number),
         ]
@@ -194,8 +210,9 @@ class PartTasks(TaskBlocks):
             *inputs,
             builder.read("attention", f"attention.{where}"),
             builder.read("projections", f"q.{where}"),
-            builder.read("d_hidden", f"d_hidden.{chunk}"),
+            self._d_hidden(chunk),
             *self._part_gradients(layer, number, chunk),
+            *self._head_norm_gradients(layer, number),
             self._piece(chunk, number),
         ]
         if self.workload.sliced:
@@ -212,7 +229,7 @@ class PartTasks(TaskBlocks):
         read = self.builder.read
         operands = [
             *self._weights(layer, number),
-            read("hidden", self.shapes.hidden(layer, chunk)),
+            read("hidden", self.shapes.whole(self.shapes.hidden(layer, chunk), chunk)),
         ]
         if self.workload.packing is not None:
             operands.append(read("sequences", f"sequences.{chunk}"))
@@ -222,7 +239,7 @@ class PartTasks(TaskBlocks):
         return operands
 
     def _mlp_inputs(self, layer: int, chunk: int, number: int) -> list[TaskOperand]:
-        x_o = self.builder.read("x_o", f"x_o.{layer}.{chunk}")
+        x_o = self.builder.read("x_o", self.shapes.whole(f"x_o.{layer}.{chunk}", chunk))
         return [*self._weights(layer, number), x_o]
 
     def _weights(self, layer: int, number: int) -> list[TaskOperand]:
@@ -263,7 +280,7 @@ class PartTasks(TaskBlocks):
         """The loss from a few numbers of each part, and the gradients from the loss."""
         read, step_state = self.builder.read, self.groups.step_state
         scales = self.recipe.loss.passes > 1  # of each row one of its own
-        for chunk in self._chunks_reversed():
+        for chunk in self._prepared(self._chunks_reversed(), self._gather_for_head):
             self._loss(chunk, step_state)
             for number, group in enumerate(self.shapes.head_parts):
                 operands = [
@@ -281,16 +298,22 @@ class PartTasks(TaskBlocks):
                 self._task("head_backward", chunk, None, call, operands, number)
             self._exchange_pieces("head", chunk, None)
         for chunk in self._chunks_reversed():
-            hidden = self.shapes.hidden(self.spec.num_layers, chunk)
-            self._norm_backward("final_norm", chunk, None, hidden)
+            self._norm_backward("final_norm", chunk, None, self._top(chunk))
         untied = () if self.spec.tied_embeddings else self.shapes.head_parts
         for group in (*reversed(untied), HEAD):
             self._after_group(group, round_)
 
     def _head_alone(self, step_state: TaskOperand) -> None:
         """The loss of a round, and no gradients."""
-        for chunk in self._chunks_reversed():
+        for chunk in self._prepared(self._chunks_reversed(), self._gather_for_head):
             self._loss(chunk, step_state)
+
+    def _gather_for_head(self, chunk: int) -> None:
+        self._gather_rows("head_hidden", None, self._top(chunk), chunk)
+
+    def _top(self, chunk: int) -> str:
+        """The hidden states of the last layer."""
+        return self.shapes.hidden(self.spec.num_layers, chunk)
 
     def _loss(self, chunk: int, step_state: TaskOperand) -> None:
         builder, work = self.builder, self.calls.work()
@@ -333,13 +356,37 @@ class PartTasks(TaskBlocks):
         return [
             read("shared", self.shapes.parameters(HEAD)),
             read("parameters", self.shapes.parameters(group)),
-            read("hidden", self.shapes.hidden(self.spec.num_layers, chunk)),
+            read("hidden", self.shapes.whole(self._top(chunk), chunk)),
             read("tokens", f"tokens.{chunk}"),
         ]
 
     @property
     def _head_attributes(self) -> dict[str, Attribute]:
         return {"norm_eps": self.spec.norm_eps, "row_slice": self._row_slice}
+
+    # Hidden states of all tokens, where ranks have slices of them (`token_tasks`)
+
+    def _prepared(self, chunks: range, prepare: Callable[[int], None]) -> Iterator[int]:
+        """Chunks, each when what its tasks read is made."""
+        for chunk in chunks:
+            prepare(chunk)
+            yield chunk
+
+    def _gather_rows(self, what: str, layer: int | None, tensor: str, chunk: int) -> None:
+        """Each rank has the hidden states of all tokens."""
+
+    def _gather_hidden(self, what: str, layer: int, chunk: int) -> None:
+        self._gather_rows(what, layer, self.shapes.hidden(layer, chunk), chunk)
+
+    def _gather_gradient(self, what: str, layer: int | None, chunk: int) -> None:
+        self._gather_rows(f"d_{what}", layer, f"d_hidden.{chunk}", chunk)
+
+    def _d_hidden(self, chunk: int) -> TaskOperand:
+        return self.builder.read("d_hidden", self.shapes.whole(f"d_hidden.{chunk}", chunk))
+
+    def _head_norm_gradients(self, layer: int, number: int) -> list[TaskOperand]:
+        """Where a part adds its gradients of norms that heads share: here behind its piece."""
+        return []
 
     # Sums over parts
 
@@ -381,7 +428,8 @@ class PartTasks(TaskBlocks):
     ) -> None:
         """Add up the pieces of all parts, and what they are added to."""
         builder, num_pieces = self.builder, self.shapes.num_pieces
-        cost = add_parts(self.calls.work(), num_pieces, residual=residual is not None)
+        rows = self.shapes.rows
+        cost = add_parts(self.calls.work(), rows, num_pieces, residual=residual is not None)
         suffix = "" if residual is None else ".residual"
         call = self.calls.other("add_parts", cost, self._of_pieces, suffix)
         added = [] if residual is None else [builder.read("hidden", residual)]
@@ -397,7 +445,7 @@ class PartTasks(TaskBlocks):
         }  # fmt: skip
         if layer is not None and self.spec.qk_norm:
             told["head_dim"] = self.spec.head_dim
-        cost = norm_parts_backward(self.calls.work(), self.shapes.num_pieces)
+        cost = self._norm_cost
         call = self.calls.other("norm_parts_backward", cost, told, f".{norm}")
         make = builder.write if layer is None else builder.update
         operands = [
@@ -405,9 +453,17 @@ class PartTasks(TaskBlocks):
             builder.read("parameters", self.shapes.parameters(group)),
             builder.read("hidden", x),
             make("d_hidden", f"d_hidden.{chunk}"),
-            *self._gradient_of(group, chunk),
+            *self._norm_gradient(group, chunk),
         ]
         self._task(f"{norm}_backward", chunk, layer, call, operands)
+
+    def _norm_gradient(self, group: str, chunk: int) -> list[TaskOperand]:
+        return self._gradient_of(group, chunk)
+
+    @property
+    def _norm_cost(self) -> tuple[Work, ...]:
+        shapes = self.shapes
+        return norm_parts_backward(self.calls.work(), shapes.rows, shapes.num_pieces)
 
     @property
     def _of_pieces(self) -> dict[str, Attribute]:
@@ -441,5 +497,4 @@ def runs_in_parts(layout: Layout, recipe: Recipe) -> bool:
     """Whether kernels of ours that are named compute a layout in parts."""
     kernels = recipe.kernels
     own = kernels is not None and kernels.vector != "megatron"
-    whole = layout.ep == 1 and not (layout.tp > 1 and layout.sequence_parallel)
-    return own and whole and layout.in_parts
+    return own and layout.ep == 1 and layout.in_parts

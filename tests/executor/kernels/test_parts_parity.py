@@ -39,7 +39,7 @@ def spec_of(family: str, num_parts: int = 2) -> ModelSpec:
 
 def chain_of(
     spec: ModelSpec, chunk_tokens: int, num_parts: int, recipe: Recipe = RECIPE,
-    cp_parts: int | None = None,
+    cp_parts: int | None = None, sliced: bool = False,
 ) -> Chain:  # fmt: skip
     tokens = random_tokens(spec).shape[1]
     rounds = tokens // max(chunk_tokens, SEQ_LEN)
@@ -47,12 +47,13 @@ def chain_of(
     workload = Workload(
         seq_len=SEQ_LEN, chunk_tokens=chunk_tokens, chunks_per_round=each, rounds_per_step=rounds
     )
-    return lower(spec, workload, recipe, Layout(parts=num_parts, cp_parts=cp_parts, zero=0))
+    layout = Layout(parts=num_parts, cp_parts=cp_parts, sliced_norms=sliced, zero=0)
+    return lower(spec, workload, recipe, layout)
 
 
 def step_in_parts(
     spec: ModelSpec, chunk_tokens: int, num_parts: int, levels: tuple[str, ...] = (),
-    cp_parts: int | None = None,
+    cp_parts: int | None = None, sliced: bool = False,
 ) -> LossAndGradients:  # fmt: skip
     """A step of all parts in this process; what nobody has written is NaN.
 
@@ -60,7 +61,7 @@ def step_in_parts(
         levels: recomputes of these levels run, over what they make again.
     """
     chain, states = (
-        chain_of(spec, chunk_tokens, num_parts, cp_parts=cp_parts),
+        chain_of(spec, chunk_tokens, num_parts, cp_parts=cp_parts, sliced=sliced),
         RankStates(spec, RECIPE, Layout(parts=num_parts, zero=0)),
     )
     flats = pack_hf_state(spec, hf_model(spec).state_dict())
@@ -110,6 +111,26 @@ def test_float32_in_parts_of_sequences_agrees_with_transformers(family, cp_parts
     assert errors["loss"] <= 1e-6
     worst = max(errors, key=lambda name: errors[name])
     assert errors[worst] <= 1e-5, worst
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("num_parts", "chunk_tokens"), [(2, 2 * SEQ_LEN), (4, SEQ_LEN // 3)])
+def test_slices_of_tokens_change_gradients_of_norms_alone(family, num_parts, chunk_tokens):
+    spec = spec_of(family, num_parts)
+    whole = step_in_parts(spec, chunk_tokens, num_parts)
+    sliced = step_in_parts(spec, chunk_tokens, num_parts, sliced=True)
+    assert sliced.loss == whole.loss
+    others = [n for n, one in whole.gradients.items() if not torch.equal(sliced.gradients[n], one)]
+    assert others and all("norm" in name for name in others)
+    errors = sliced.errors(hf_step(hf_model(spec), random_tokens(spec)))
+    worst = max(errors, key=lambda name: errors[name])
+    assert errors[worst] <= 1e-5, worst
+
+
+def test_slices_of_tokens_take_the_scratch_that_is_declared(monkeypatch):
+    seen = scratch_of(chain_of(spec_of("qwen3"), SEQ_LEN // 3, 2, sliced=True), monkeypatch)
+    assert len(seen) == 11, seen
+    assert all(most == declared for most, declared in seen.values()), seen
 
 
 def test_slices_take_the_scratch_that_is_declared(monkeypatch):

@@ -44,6 +44,8 @@ WORKLOAD = WORKLOADS["packed"].model_copy(update={"rounds_per_step": 4})
         ({"tp": 2, "sequence_parallel": False, "dp": 2, "zero": 3}, 500_000),
         ({"dp": 2, "ep": 2, "zero": 1}, None),
         ({"pp": 2, "dp": 2, "ep": 2, "zero": 3}, 600_000),
+        ({"tp": 2, "parts": 2, "pp": 2, "zero": 0}, None),
+        ({"tp": 2, "dp": 2, "zero": 3}, 500_000),
     ],
 )
 def test_what_ranks_run_takes_the_simulated_nanoseconds(

@@ -43,6 +43,10 @@ def laid(tp: int, **fields: object) -> Layout:
     return Layout.model_validate({"zero": 0, "tp": tp, "sequence_parallel": tp == 1, **fields})
 
 
+def sliced(tp: int, **fields: object) -> Layout:
+    return laid(tp, **fields).with_sequence_parallel(True)
+
+
 def case_of(layout: Layout, recipe: Recipe = CLIPS, **fields: object) -> Case:
     norm = MAX_NORM if recipe.clips else 0.0
     few = recipe.lora is not None  # whose gradients are small
@@ -73,6 +77,7 @@ def _same(outcomes: list[RankOutcome], sink: str) -> list[float]:
 def in_one_process(case: Case) -> Reference:
     """The same parts on one device, kernel after kernel, by no schedule."""
     parts = Layout(parts=case.layout.num_parts, dp=case.layout.dp, zero=0)
+    parts = parts.with_sequence_parallel(case.layout.token_slices > 1)
     return _in_one_process(replace(case, layout=parts, caps=None))
 
 
@@ -118,12 +123,19 @@ def test_adapters_in_parts_have_the_bits_of_one_process(two, four, layout, recip
     assert_as_one_process(case, two if layout.num_gpus == 2 else four)
 
 
+def test_slices_of_tokens_have_the_bits_of_one_process(two):
+    assert_as_one_process(case_of(sliced(2, parts=4), preset="tiny-qwen3"), two)
+
+
 LAYOUTS = (
     laid(1, parts=4), laid(2, parts=4), laid(4, parts=4),
     laid(2, parts=4, recompute="full"), laid(2, parts=4, recompute="attention"),
     laid(2, parts=4, pp=2), laid(2, parts=4, pp=2, virtual_stages=2, pipeline="ring"),
     laid(1, parts=4, dp=2), laid(2, parts=4, dp=2),
     *(laid(2, parts=4, dp=2, zero=zero) for zero in (1, 2, 3)),
+    sliced(1, parts=4), sliced(4, parts=4), sliced(2, parts=4, recompute="full"),
+    sliced(2, parts=4, pp=2), sliced(2, parts=4, pp=2, virtual_stages=2, pipeline="ring"),
+    *(sliced(2, parts=4, dp=2, zero=zero) for zero in (0, 3)),
 )  # fmt: skip
 RECIPES = {
     "model-adamw": CLIPS, "float32_master-adamw": MASTER, "model-lion": LION,
@@ -132,7 +144,7 @@ RECIPES = {
 CASES = [
     pytest.param(
         case_of(layout, recipe, preset=preset),
-        id=f"{layout.text.replace(' ', '-')}-{preset}-{name}",
+        id=f"{layout.text.replace(' ', '-')}{'-sp' * (layout.token_slices > 1)}-{preset}-{name}",
     )
     for layout in LAYOUTS
     for name, recipe in RECIPES.items()
@@ -170,7 +182,10 @@ def test_parts_move_to_the_host_and_keep_their_bits(two, four, layout, device_by
 
 @pytest.mark.parametrize("recipe", [CLIPS, ADAPTERS], ids=["all", "adapters"])
 @pytest.mark.parametrize("preset", ["tiny", "tiny-qwen3"])
-@pytest.mark.parametrize("layout", [laid(2), laid(4), laid(2, dp=2, zero=1), laid(2, parts=2)])
+@pytest.mark.parametrize(
+    "layout",
+    [laid(2), laid(4), laid(2, dp=2, zero=1), laid(2, parts=2), sliced(2), sliced(4, dp=1)],
+)
 def test_the_transports_sums_are_near_a_whole_block_s(two, four, layout, preset, recipe):
     """Float32; sums of a product are split in two or four, and AdamW divides by small roots."""
     case = case_of(layout, recipe, preset=preset, dtype="float32")

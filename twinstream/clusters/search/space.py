@@ -141,8 +141,11 @@ class SearchSpace:
         if self.here is None:
             return found
         parts = {name: fixed.get(name) for name in ("parts", "cp_parts")}
-        return (  # in parts norms are of all tokens
-            one.model_copy(update={**parts, "sequence_parallel": one.tp == 1}) for one in found
+        return (
+            one.model_copy(update=parts).with_sequence_parallel(
+                fixed.get("sequence_parallel") is True
+            )
+            for one in found
         )
 
     def _refusals(self, layout: Layout) -> list[str]:
@@ -217,7 +220,8 @@ def _with_the_rest(
                 pipeline=pipeline, virtual_stages=stages, offload=fixed.get("offload") is not False,
                 **other,
             )  # fmt: skip
-            is_own = is_open.refusal(job.shape, job.recipe, found) is None
+            refusal = is_open.refusal(job.shape, job.recipe, found)
+            is_own = refusal is None and found.tp == 1  # of tp both are planned
             if fixed.get("recompute") is None and is_own:
                 if recompute == "none":  # once: the planner decides block by block
                     yield found.model_copy(update={"recompute": "auto"})

@@ -198,6 +198,10 @@ class RanksPlan(StepPlan):
                 f"note: blocks are computed in {layout.num_parts} parts and summed {how}: the bits "
                 "are those of as many parts"
             )
+        if layout.token_slices > 1:
+            found.append(
+                "note: gradients of norms are summed over as many slices of a chunk's tokens"
+            )
         if layout.ep > 1:
             found.append(
                 f"note: {layout.ep} replicas share experts; each has room for all rows that all of "
