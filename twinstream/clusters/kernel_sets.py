@@ -95,8 +95,10 @@ def experts_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | No
     """Why ranks here cannot share a model's experts as a recipe trains them; None if they can, or
     do not share any."""
     decoder = model.decoder
-    if layout.ep == 1 or decoder is None or decoder.experts is None:
-        return None if layout.ep == 1 else "other people's code with shared experts"
+    if layout.ep == 1:
+        return None
+    if decoder is None or decoder.experts is None:  # which the search of layouts says of a decoder
+        return "other people's code with shared experts" if decoder is None else None
     experts, ep, groups = decoder.experts, layout.ep, max(1, layout.dp // layout.ep)
     if experts.count % ep:
         return f"{experts.count} experts on {ep} ranks (as many on each)"
