@@ -1,6 +1,7 @@
 """How many bytes the caps leave for the arenas of a chain, and whether that can be enough."""
 
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.planner.lifetimes.host_tasks import host_tasks
 from twinstream.planner.lifetimes.uses import UnitMap, read_only_leaves
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
@@ -41,6 +42,11 @@ def is_hopeless(chain: Chain, caps: Caps, machine: Machine) -> bool:
 
 
 def holds_all_state(chain: Chain, caps: Caps) -> bool:
-    """Whether the device has room for what persists, at the least."""
+    """Whether the device has room for what persists and is not the host's own, at the least."""
     cap = with_library_memory(caps, chain).arena_bytes("device")
-    return cap is None or _persistent_bytes(chain) <= cap
+    if cap is None:
+        return True
+    sizes = {tensor.tensor_id: tensor.size_bytes for tensor in chain.tensors}
+    state = {t.tensor_id for t in chain.tensors if t.role == "optimizer_state"}
+    used = {operand.tensor for task in host_tasks(chain) for operand in task.operands}
+    return _persistent_bytes(chain) - sum(sizes[name] for name in used & state) <= cap

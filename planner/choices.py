@@ -11,6 +11,7 @@ from twinstream.schedule.tensors import Role
 
 Home = Literal["device", "host"]
 Effort = Literal["quick", "normal"]
+UpdatePlaces = Literal["recipe", "host", "auto"]
 EFFORTS: tuple[Effort, ...] = ("quick", "normal")
 NO_RECOMPUTE = "none"
 RECOMPUTE_LEVELS: Mapping[str, str] = {
@@ -74,6 +75,8 @@ class Choices:
         recompute: the level that every block is recomputed from, or "none"; None is left open.
         prefetch_blocks: a load is issued at most so long before its first use, and an offload is
             given so long after the last, in times of the longest task; None is left open.
+        optimizer: where updates are made: where the recipe says; all on the `host`; or `auto`, each
+            group where that makes the step faster.
         effort: `quick` plans one cut of the step and simulates it once, and once for less memory
             wherever that may be faster.
 
@@ -85,6 +88,7 @@ class Choices:
     recompute: str | None = None
     prefetch_blocks: float | None = None
     effort: Effort = "normal"
+    optimizer: UpdatePlaces = "recipe"
     strict_homes: ClassVar[bool] = True  # what is at home on the host leaves over every gap
 
     def __post_init__(self) -> None:
@@ -102,12 +106,17 @@ class Choices:
 
     def __hash__(self) -> int:
         homes = tuple(sorted(self.homes.items()))
-        return hash((homes, self.recompute, self.prefetch_blocks, self.effort))
+        return hash((homes, self.recompute, self.prefetch_blocks, self.effort, self.optimizer))
 
     @property
     def open(self) -> bool:
         """Whether homes and recompute levels are all left to the planner."""
         return not self.homes and self.recompute is None
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether the device must have what an update uses."""
+        return "device" in (self.homes.get(kind) for kind in KINDS[:3])
 
     @property
     def of_one_memory(self) -> "Choices":

@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import partial
 
 from twinstream.models.lowering.lower import lower, lower_again
+from twinstream.models.providers.trained import trained_groups
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.planner.choices import OPEN, ChoiceError
 from twinstream.planner.evaluator import Evaluator
 from twinstream.planner.infeasible import DriveUse, InfeasiblePlan
@@ -21,10 +23,13 @@ from twinstream.planner.search.cut_planner import CutPlanner
 from twinstream.planner.search.cuts import Cuts, StepCut
 from twinstream.planner.search.search import search
 from twinstream.planner.search.tokens import proposed_tokens
+from twinstream.planner.update_places import likely_splits, placed_updates, require_on_host
 from twinstream.planner.warm_start import fits, require_same_step
-from twinstream.schedule.document import Caps, RankSchedule, Schedule
+from twinstream.schedule.document import Caps, RankSchedule, Schedule, UpdatePlan
 from twinstream.schedule.proof.verify import require_safe_rank
 from twinstream.schedule.workload import MachineRef, Workload
+
+_MOST_SPLITS = 2  # of the updates, that are planned beside all on the device and all on the host
 
 
 class Planner:
@@ -124,10 +129,16 @@ class Planner:
             request = request.with_tokens(tokens)
         if own_step:
             return request
+        if request.choices.optimizer != "recipe":
+            require_on_host(request)
+        if request.choices.optimizer == "host":
+            request = placed_updates(request, trained_groups(request.spec, request.recipe))
         placed = request.placed(places)
         return request if len(placed) > 1 and request.policy == DEFAULT_POLICY else placed[0]
 
     def _planned(self, request: PlanRequest, *, name_caps: bool) -> RankSchedule:
+        if request.choices.optimizer == "auto":
+            return self._with_updates_placed(request, name_caps=name_caps)
         if request.policy == DEFAULT_POLICY:
             plain = self._without_disk(request)
             try:
@@ -140,6 +151,47 @@ class Planner:
             return self.fastest_of(found, plain, request)
         schedule, chain = policy_named(request.policy).plan(request)
         return proven(schedule, chain, step_bound(chain, request.machine, request.caps))
+
+    def _with_updates_placed(self, request: PlanRequest, *, name_caps: bool) -> RankSchedule:
+        """The fastest plan with all updates on the device, all on the host, or a likely split.
+
+        Where none fits, the refusal is that of all on the device.
+        """
+        groups = trained_groups(request.spec, request.recipe)
+        opened, steps_s = self._cuts(request), list[float | None]()
+        plans: list[tuple[float, RankSchedule]] = []
+        kinds = [(), groups, *likely_splits(placed_updates(request), opened)[:_MOST_SPLITS]]
+        refused: InfeasiblePlan | None = None
+        for split in kinds:
+            placed = placed_updates(request, split)
+            try:
+                plan = self._planned(placed, name_caps=False)
+            except InfeasiblePlan as error:
+                refused, step_s = refused or error, None
+            else:
+                step_s = self.evaluator(plan, request.machine).step_ns / 1e9
+                plans.append((step_s, plan))
+            steps_s.append(step_s)
+        if not plans:
+            if name_caps:
+                return self._planned(placed_updates(request), name_caps=True)
+            assert refused is not None, "a plan or a refusal"
+            raise refused
+        _, best = min(plans, key=lambda one: one[0])
+        places = UpdatePlan(
+            groups=len(groups),
+            groups_on_host=len(Recipe.model_validate(best.recipe).host_groups),
+            device_step_s=steps_s[0],
+            host_step_s=steps_s[1],
+        )
+        return self._within_any(best.model_copy(update={"places": places}), opened)
+
+    def _within_any(self, plan: RankSchedule, opened: Cuts) -> RankSchedule:
+        """The plan with the least bound over all places of the updates."""
+        assert plan.bound is not None, "plans of `optimal` have one"
+        least_s = opened.step_bound_of(plan.workload).family_step_s
+        bound = plan.bound.model_copy(update={"family_step_s": least_s})
+        return plan.model_copy(update={"bound": bound})
 
     def _without_disk(self, request: PlanRequest) -> list[RankSchedule]:
         """Of a request with a disk, the plan without it, if that fits: a disk makes none slower."""
@@ -180,7 +232,8 @@ class Planner:
             schedule, chain = found
             bound = cuts.step_bound_of(chain.workload)
             return proven(schedule.model_copy(update={"policy": "optimal"}), chain, bound)
-        if request.choices.open and cuts.is_possible:
+        streams = request.choices.open and not request.recipe.host_groups
+        if streams and cuts.is_possible:
             workload = smallest_workload(cuts)
             chain = lower(request.spec, workload, request.recipe)
             try:
@@ -202,14 +255,16 @@ class Planner:
 
     def _as_answer(self, known: RankSchedule, request: PlanRequest) -> RankSchedule:
         """Return the known plan as an answer to the request."""
-        chain, machine, request = lower_again(known), request.machine, _placed_as(known, request)
+        chain, machine, placed = lower_again(known), request.machine, _placed_as(known, request)
         caps = request.caps.model_copy(update={"library_bytes": known.caps.library_bytes})
         reference = MachineRef(name=machine.name, content_hash=machine.content_hash)
         schedule = known.model_copy(update={"caps": caps, "machine": reference})
         if request.policy != DEFAULT_POLICY:
             return proven(schedule, chain, step_bound(chain, machine, caps))
-        cuts = self._cuts(request)
-        return proven(schedule, chain, cuts.step_bound_of(known.workload))
+        answer = proven(schedule, chain, self._cuts(placed).step_bound_of(known.workload))
+        if request.choices.optimizer != "auto":
+            return answer
+        return self._within_any(answer, self._cuts(request))
 
     def _cuts(self, request: PlanRequest) -> Cuts:
         return Cuts(request, self.reuse, self.limits)
@@ -219,6 +274,9 @@ def _placed_as(known: RankSchedule, request: PlanRequest) -> PlanRequest:
     """The request with the optimizer where a known plan has it, if that may be."""
     if request.policy != DEFAULT_POLICY:
         return request
+    if request.choices.optimizer == "auto":
+        groups = Recipe.model_validate(known.recipe).host_groups
+        return placed_updates(request, groups)
     placed = request.placed(ON_DEVICE)
     alike = (each for each in placed if each.recipe.optimizer == known.recipe.get("optimizer"))
     return next(alike, placed[0])

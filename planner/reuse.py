@@ -52,7 +52,11 @@ class Reuse:
 
         def made() -> BoundProgram:
             view = self.view(spec, workload, recipe, PROGRAM_ROUNDS)
-            return BoundProgram(view, machine, workload.rounds_per_step, kind)
+            on_host = None
+            if kind.any_updates:
+                other = recipe.model_copy(update={"optimizer": "host"})
+                on_host = self.view(spec, workload, other, PROGRAM_ROUNDS).chain
+            return BoundProgram(view, machine, workload.rounds_per_step, kind, on_host)
 
         key = (spec, workload, recipe, machine.content_hash, kind)
         return self._programs.get(key, made, lambda program: len(program.chain.tasks))

@@ -195,7 +195,7 @@ class OptimizerTasks(GroupLife[TaskOperand]):
             f"adamw.{part.suffix}",
             adamw_work(part.num_elements, spec.dtype, self.shapes.gradient_dtype, state),
         )
-        return self._update_call(name, "adamw_step", attributes, cost)
+        return self._update_call(group, name, "adamw_step", attributes, cost)
 
     def _call_of_rule(self, group: str, part: OptimizerPart) -> str:
         """Of a rule that is not AdamW: on every element by itself, or on matrices."""
@@ -221,13 +221,14 @@ class OptimizerTasks(GroupLife[TaskOperand]):
             else:
                 attributes["rule"] = rule
             cost = element_update_work(part.num_elements, spec.dtype, gradient_dtype, state)
-        return self._update_call(name, kernel, attributes, cost)
+        return self._update_call(group, name, kernel, attributes, cost)
 
     def _update_call(
-        self, name: str, kernel: str, attributes: dict[str, Attribute], cost: tuple[Work, ...]
-    ) -> str:
+        self, group: str, name: str, kernel: str, attributes: dict[str, Attribute],
+        cost: tuple[Work, ...],
+    ) -> str:  # fmt: skip
         """The device's call, or the host's, which has the eager kernel of the same rule."""
-        if self.recipe.optimizer.startswith("host"):
+        if self.recipe.updates_on_host(group):
             return self.builder.call(name, f"{kernel}/host", attributes, host_work(cost), "host")
         vector = self.recipe.implementations.vector
         if vector == "eager":

@@ -103,6 +103,9 @@ class Recipe(Node):
     group just before its first use there; or on the host CPU after the whole backward pass, the
     gradients of all rounds added up there.
 
+    Of `host_groups` the host CPU makes the updates where `optimizer` is `device`: of some groups on
+    the host, of the others on the device.
+
     With `clips` all gradients are scaled so that their norm, over all of them, is at most that of
     the step: a number of `step_state`, as the learning rate. All updates follow the norm then.
 
@@ -126,6 +129,7 @@ class Recipe(Node):
     max_row_slice: PositiveCount = 1024
     update: UpdateRule = "adamw"
     optimizer: OptimizerPlace = "device"
+    host_groups: Annotated[tuple[str, ...], Field(strict=False)] = ()
     gradients: GradientDtype = "model"
     optimizer_state: OptimizerState = "model"
     clips: bool = False
@@ -157,7 +161,7 @@ class Recipe(Node):
             return found[0]
         raise PydanticCustomError("loss", "it is one of: {names}", {"names": ", ".join(LOSSES)})
 
-    @field_validator("frozen")
+    @field_validator("frozen", "host_groups")
     @classmethod
     def _sorted(cls, given: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(sorted(set(given)))
@@ -188,7 +192,8 @@ class Recipe(Node):
                 "update", "{rule} keeps its state in the model's dtype: a state of {state} is of "
                 "AdamW", {"rule": rule_text(self.update), "state": self.optimizer_state},
             )  # fmt: skip
-        if self.update == "muon" and self.optimizer.startswith("host"):
+        on_host = self.optimizer.startswith("host") or self.host_groups
+        if self.update == "muon" and on_host:
             raise PydanticCustomError(
                 "update", "Muon's matrix products are the device's: updates on the host CPU are of "
                 "AdamW, SGD, Lion and rules of one's own",
@@ -199,7 +204,7 @@ class Recipe(Node):
     def _without_what_is_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Documents, and what is known by their hash, only tell of what is not usual."""
         document: dict[str, object] = serialize(self)
-        for name in ("lora", "frozen"):
+        for name in ("lora", "frozen", "host_groups"):
             if not getattr(self, name):
                 document.pop(name, None)
         for name, usual in (("update", "adamw"), ("base", "model")):
@@ -218,6 +223,10 @@ class Recipe(Node):
                 not group.startswith(ADAPTERS) and whole_group(group) not in self.lora.saved_groups
             )
         return False
+
+    def updates_on_host(self, group: str) -> bool:
+        """Whether the host CPU makes the update of a group."""
+        return self.optimizer.startswith("host") or group in self.host_groups
 
     def base_of(self, group: str) -> BaseFormat:
         """How the matrices of a group are kept: only of frozen blocks in few bits."""

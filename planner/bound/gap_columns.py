@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from twinstream.planner.bound.gaps import Element, Gap, elements
+from twinstream.planner.bound.host_updates import HostUpdates
 from twinstream.planner.bound.program import LinearProgram
 from twinstream.planner.bound.round_classes import RoundClasses
 from twinstream.planner.bound.segments import Segments
@@ -42,6 +43,7 @@ class GapColumns:
     read: int | None = None
     filed: int | None = None
     on_file: int | None = None
+    made_there: tuple[tuple[int, float], ...] = ()
 
     @property
     def alone(self) -> bool:
@@ -52,16 +54,15 @@ class GapColumns:
         """The fraction that a plan has at home on the host, if the rest is at home on a disk."""
         if self.valid is None:
             return [(self.written, 1.0), *_less(self.read)]
-        return [(self.valid, 1.0), (self.written, 1.0), *_less(self.filed)]
+        return [(self.valid, 1.0), (self.written, 1.0), *self.made_there, *_less(self.filed)]
 
     @property
     def on_host(self) -> Terms:
         """The fraction on the host at some time in the gap."""
         if self.valid is None:
             return [(self.written, 1.0)]
-        return [
-            (column, 1.0) for column in (self.valid, self.written, self.read) if column is not None
-        ]
+        columns = (self.valid, self.written, self.read)
+        return [*((one, 1.0) for one in columns if one is not None), *self.made_there]
 
     @property
     def held(self) -> Terms:
@@ -79,13 +80,14 @@ class ChainGaps:
         segments: Segments,
         rounds: RoundClasses,
         choices: Choices,
+        updates: HostUpdates,
         *,
         tied: bool,
         disk: DriveUse = None,
     ) -> None:
         """Add the columns and rows of all gaps. With `tied`, all crossings from round to round are
         decided alike, as a plan needs it; and what is read from a disk is read for every load."""
-        self.program, self.rounds, self.tied = program, rounds, tied
+        self.program, self.rounds, self.tied, self.updates = program, rounds, tied, updates
         self.whole_ends = tied and not segments.single
         self.elements = elements(view, segments, choices, disk=disk)
         self.recompute = _recompute_columns(program, view.chain, choices)
@@ -120,7 +122,7 @@ class ChainGaps:
             for n, element in enumerate(self.elements)
             for i, gap in enumerate(element.gaps)
             if (made := self._stored_from(n, i)) is not None
-        ]
+        ] + self.updates.sent
 
     def evicted_at_uses(self) -> list[tuple[int, Terms]]:
         """(task, GiB) of the same content at its uses between being made and its gap."""
@@ -151,7 +153,7 @@ class ChainGaps:
         return [
             (columns.written, columns.weight * self._size_gib(number))
             for (number, _, _), columns in self.columns.items()
-        ]
+        ] + self.updates.sent_gib()
 
     def read_gib(self) -> Terms:
         """Return the GiB read from a disk in a step, as terms."""
@@ -190,7 +192,8 @@ class ChainGaps:
     def _add_columns(self, number: int, element: Element) -> None:
         followed = {gap.after for gap in element.gaps if gap.after is not None}
         for index, gap in enumerate(element.gaps):
-            alone = gap.fresh and index not in followed
+            there = self.updates.makes(element.leaves, gap.made)
+            alone = gap.fresh and index not in followed and not there
             if self.tied and self.rounds.crosses(gap):
                 self._tie(number, index, gap, alone)
                 continue
@@ -213,6 +216,7 @@ class ChainGaps:
 
     def _new(self, element: Element, gap: Gap, alone: bool, weight: float) -> GapColumns:
         # all are fractions in [0, 1]; `away` and a home on the device are fixed by a range of 0
+        there = tuple(self.updates.makes(element.leaves, gap.made))
         kept = self.program.column(upper=0.0 if gap.away else 1.0)
         loaded = self.program.column(upper=0.0 if element.home == "device" else 1.0)
         if alone:
@@ -223,7 +227,7 @@ class ChainGaps:
         filed, on_file = (
             self.program.column() if element.on_disk == "written" else None for _ in range(2)
         )
-        return GapColumns(kept, loaded, written, valid, weight, read, filed, on_file)
+        return GapColumns(kept, loaded, written, valid, weight, read, filed, on_file, there)
 
     def _add_rows(self, number: int, index: int, gap: Gap) -> None:
         for extra in (False, True):
@@ -231,8 +235,14 @@ class ChainGaps:
             if columns is None:
                 continue
             remade = self._remade(number, gap, columns.weight)
-            # kept + loaded + remade >= 1: what the use at the gap's end reads is there
-            self.program.at_most([(columns.kept, -1.0), (columns.loaded, -1.0), *remade], -1.0)
+            # kept + loaded + remade >= 1: what the use at the gap's end reads is there, unless the
+            # host has it for itself
+            own = _times(-1.0, self.updates.reads(self.elements[number].leaves, gap.end))
+            terms = [(columns.kept, -1.0), (columns.loaded, -1.0), *remade, *own]
+            self.program.at_most(terms, -1.0)
+            if columns.made_there and gap.begin == gap.made:
+                # kept <= what the host did not make: that comes by a copy
+                self.program.at_most([(columns.kept, 1.0), *columns.made_there], 1.0)
             if not columns.alone:
                 # loaded <= valid + written + read: only what the host has can come back
                 there = [*columns.on_host, *(_less(columns.filed) if self.tied else ())]

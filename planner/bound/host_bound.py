@@ -47,12 +47,14 @@ def raised_by_host(bound: StepBound, chain: Chain, machine: Machine) -> StepBoun
     prices = dict.fromkeys(bound.link_s_per_gb_per_s, 0.0)
     for name, seconds in largest.copying_s.items():
         prices[name] = seconds / (machine.rate(_RATES[name]) / 1e9)
-    return StepBound(
-        step_s=largest.step_s,
-        device_s_per_gib=0.0,
-        host_s_per_gib=0.0,
-        link_s_per_gb_per_s=prices,
-        limits=(*largest.computing_s, *largest.copying_s),
+    return bound.model_copy(
+        update={
+            "step_s": largest.step_s,
+            "device_s_per_gib": 0.0,
+            "host_s_per_gib": 0.0,
+            "link_s_per_gb_per_s": prices,
+            "limits": (*largest.computing_s, *largest.copying_s),
+        }
     )
 
 

@@ -62,7 +62,8 @@ class HostRows:
         if host_cap is None:
             return [], []
         if self._gaps.tied:
-            return [host_cap.above(self._program, self._gaps.home_gib())], []
+            homes = [*self._gaps.home_gib(), *self._gaps.updates.homes]
+            return [host_cap.above(self._program, homes)], []
         host = self._host_rows(host_cap)
         if device_cap is None:
             return host, []

@@ -20,11 +20,13 @@ from twinstream.hardware_profiles.memories import (
 )
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.bound.gap_columns import GIB, ChainGaps, Terms
+from twinstream.planner.bound.host_updates import HostUpdates
 from twinstream.planner.bound.program import LinearProgram
 from twinstream.planner.bound.round_classes import RoundClasses
 from twinstream.planner.bound.segments import Segments
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.cost import Work
+from twinstream.schedule.ops import HOST_COMPUTE
 
 _MS_PER_S = 1e3
 
@@ -63,21 +65,23 @@ class Resource:
 class ChainIntervals:
     """Intervals of all tasks, and the rows that tie them to the machine and to each other."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         program: LinearProgram,
         chain: Chain,
         segments: Segments,
         machine: Machine,
         rounds: RoundClasses,
+        updates: HostUpdates,
         *,
         disk_links: Sequence[MemoryLink] = (),
     ) -> None:
-        self.disk_links = disk_links
+        self.disk_links, self.updates = disk_links, updates
         self.program, self.chain, self.machine, self.rounds = program, chain, machine, rounds
         self.segments = segments
         self.calls = {
-            name: alone_ms_and_gib(call.cost, machine) for name, call in chain.calls.items()
+            name: alone_ms_and_gib(call.cost, machine) if call.processor == "device" else (0.0, 0.0)
+            for name, call in chain.calls.items()
         }
         total_gib = 1.0 + 4.0 * sum(t.size_bytes for t in chain.tensors) / GIB
         self._total_gib = total_gib
@@ -107,6 +111,8 @@ class ChainIntervals:
         again: list[Terms] = [[] for _ in self.intervals]
         for position, column, alone_ms in self._recomputes(recompute_columns):
             again[position - 1 if self.segments.single else position].append((column, alone_ms))
+        for update in self.updates.all:
+            again[update.segment].append((update.column, -self.calls[update.call][0]))
         # length >= task alone + recomputes * time alone, in ms
         return [
             self.program.at_most([(interval.length_ms, -1.0), *terms], -alone_ms)
@@ -184,8 +190,28 @@ class ChainIntervals:
                     (interval.loaded, load),
                     (interval.stored, store),
                 ]
+                if name == "hbm":
+                    terms += [(u.column, -self.calls[u.call][1]) for u in self.updates.at(i)]
                 rows.append(self.program.at_most(terms, -computed))
             found.append(Resource(name, rows, gib_per_ms))
+        return found
+
+    def add_host_updates(self) -> list[Resource]:
+        """Add that what the host updates takes its time there, and its part of host memory beside
+        all copies, whenever in the step that is."""
+        if not self.updates.all:
+            return []
+        # the host's time alone <= step, in ms
+        busy = self._of_step([(update.column, update.host_ms) for update in self.updates.all], 1.0)
+        found = [Resource(HOST_COMPUTE, [busy], 0.0, of_step=True)]
+        rate = self.machine.rate("host_dram_bytes_per_s") / GIB / _MS_PER_S
+        if rate < float("inf"):
+            moved = [(update.column, update.dram_gib) for update in self.updates.all]
+            for i, interval in enumerate(self.intervals):
+                moved += [(c, self._weight(i)) for c in (interval.loaded, interval.stored)]
+            # copied + what updates read and write <= rate * step, in GiB
+            row = self._of_step(moved, rate)
+            found.append(Resource("host_dram", [row], rate, of_step=True))
         return found
 
     def add_disk(self, gaps: ChainGaps) -> list[Resource]:

@@ -19,6 +19,7 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.arena_caps import is_hopeless, with_library_memory
 from twinstream.planner.bound.gap_columns import GIB, ChainGaps, Terms
 from twinstream.planner.bound.host_rows import Cap, HostRows
+from twinstream.planner.bound.host_updates import HostUpdates
 from twinstream.planner.bound.interval_columns import ChainIntervals, LinkShares, Resource
 from twinstream.planner.bound.program import Basis, LinearProgram, Solution
 from twinstream.planner.bound.relaxation import GapFractions, Relaxation
@@ -29,6 +30,7 @@ from twinstream.planner.lifetimes.view import ChainView
 from twinstream.planner.limits import LIMITS
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
+from twinstream.schedule.ops import HOST_COMPUTE
 
 _SOLVER_TOLERANCE = 1e-9
 
@@ -69,12 +71,14 @@ class ProgramKind:
 
     With `tied`, all crossings from round to round are decided alike, as a plan needs it. With
     `with_disk`, content may lie on a disk: what is only read, or any where its writes have a rate.
+    With `any_updates`, each update may be the host's or the device's, and a share of it either's.
     """
 
     choices: Choices = OPEN
     most_segments: int | None = None
     tied: bool = False
     with_disk: bool = False
+    any_updates: bool = False
 
 
 class BoundProgram:
@@ -86,17 +90,20 @@ class BoundProgram:
         machine: Machine,
         num_rounds: int | None = None,
         kind: ProgramKind = ProgramKind(),
+        on_host: Chain | None = None,
     ) -> None:
+        """Make the program; `on_host`: see `HostUpdates`."""
         self.chain, self.segments = view.chain, Segments.of(view.chain, kind.most_segments)
         rounds = RoundClasses.of(self.chain, self.segments, num_rounds)
         self.program = LinearProgram()
         links = disk_links(machine) if kind.with_disk else ()
+        self.updates = HostUpdates(self.program, view, self.segments, machine, on_host)
         self.gaps = ChainGaps(
-            self.program, view, self.segments, rounds, kind.choices, tied=kind.tied,
+            self.program, view, self.segments, rounds, kind.choices, self.updates, tied=kind.tied,
             disk="written" if len(links) > 1 else "read" if links else None,
         )  # fmt: skip
         self.intervals = ChainIntervals(
-            self.program, self.chain, self.segments, machine, rounds, disk_links=links
+            self.program, self.chain, self.segments, machine, rounds, self.updates, disk_links=links
         )
         self._all_gib = 1.0 + sum(t.size_bytes for t in self.chain.tensors) / GIB
         self._host = HostRows(
@@ -167,6 +174,7 @@ class BoundProgram:
         with self.program.extended():
             compute = self.intervals.add_compute(self.gaps.recompute)
             resources = self.intervals.add_resources(shares) + self.intervals.add_disk(self.gaps)
+            resources += self.intervals.add_host_updates()
             self.intervals.add_loads(self.gaps)
             self.intervals.add_stores(self.gaps)
             kept = [] if device_cap is None else self._occupied(self.gaps.kept_at)
@@ -264,6 +272,8 @@ class BoundProgram:
                 parts.setdefault(tensor.parent, []).append(tensor.tensor_id)
         found = [0.0] * self.segments.count
         for i, task in enumerate(self.chain.tasks):
+            if task.task_id in self.updates.by_task:  # what the host has, or may have, for itself
+                continue
             leaves = {
                 leaf
                 for o in task.operands
@@ -285,15 +295,20 @@ class BoundProgram:
             lengths_ms,
             np.asarray([sum(values[c] * w for c, w in self.intervals.step_ms())]),
         )
-        pressed = {r.name: float(-prices[r.rows].sum()) for r in resources}
+        pressed: dict[str, float] = {}
+        prices_of: dict[str, float] = {}
+        for r in resources:
+            pressed[r.name] = pressed.get(r.name, 0.0) - float(prices[r.rows].sum())
+            price = float(-prices[r.rows] @ lasting_ms[r.of_step]) * 1e9 / GIB / 1e6
+            prices_of[r.name] = prices_of.get(r.name, 0.0) + price
         return Relaxation(
             step_s=step_ms / 1e3,
             device_s_per_gib=float(-prices[device].sum()) / 1e3,
             host_s_per_gib=float(-prices[host].sum()) / 1e3,
             link_s_per_gb_per_s={
-                r.name: float(-prices[r.rows] @ lasting_ms[r.of_step]) * 1e9 / GIB / 1e6
-                for r in resources
-                if r.name not in ("compute", DRIVE)
+                name: price
+                for name, price in prices_of.items()
+                if name not in ("compute", DRIVE, HOST_COMPUTE)
             },
             limits=tuple(name for name, pressure in pressed.items() if pressure > 1e-6),
             fractions=tuple(
@@ -310,6 +325,7 @@ class BoundProgram:
             interval_ms=tuple(self.intervals.task_ms(values, self.gaps.recompute)),
             segment_of_task=self.segments.of_task,
             basis=solution.basis,
+            on_host={name: float(values[u.column]) for name, u in self.updates.by_task.items()},
         )
 
 

@@ -29,7 +29,8 @@ class Relaxation:
     one more unit saves: a GiB of device or host memory, a GB/s of a link direction. `limits` are
     the resources without which it would take less. Positions in `fractions`, `recomputed` (by
     recompute task) and `interval_ms` (by task, from the start of the recompute before it) are
-    segments of tasks. `basis` is what the solver needs to go on from there.
+    segments of tasks. `on_host` has the host's share of each update that is there or may be.
+    `basis` is what the solver needs to go on from there.
     """
 
     step_s: float
@@ -42,6 +43,7 @@ class Relaxation:
     interval_ms: tuple[float, ...]
     segment_of_task: tuple[int, ...]
     basis: Basis | None = field(default=None, compare=False, repr=False)
+    on_host: dict[str, float] = field(default_factory=dict)
 
     def as_step_bound(self, family_step_s: float | None = None) -> StepBound:
         """Return the bound as schedules carry it, with the least one of a family of chains."""

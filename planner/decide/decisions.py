@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 from twinstream.planner.bound.relaxation import Relaxation
 from twinstream.planner.choices import OPEN, Choices
+from twinstream.planner.lifetimes.host_tasks import device_uses
 from twinstream.planner.lifetimes.residencies import content_gaps
 from twinstream.planner.lifetimes.rounds import Place
-from twinstream.planner.lifetimes.uses import Unit, uses_by_unit
+from twinstream.planner.lifetimes.uses import Unit
 from twinstream.planner.lifetimes.view import ChainView
 
 GapKey = tuple[str, Place]
@@ -111,10 +112,12 @@ def _shares(solved: Relaxation, view: ChainView) -> dict[GapKey, tuple[float, fl
     }
     sizes = {t.tensor_id: t.size_bytes for t in chain.tensors}
     found: dict[GapKey, tuple[float, float]] = {}
-    for name, before, after in content_gaps(uses_by_unit(chain.tasks, units), units):
+    for name, before, after in content_gaps(device_uses(chain, chain.tasks, units), units):
         key = (name, view.folding.gap_place(before, after))
         for leaf in units.units[name].leaves:
-            shares = share.get((leaf, segment[before]))
+            # over the end of a pass the program's gap begins where the host has made it
+            begin = view.made_on_host.get(leaf, before) if after <= before else before
+            shares = share.get((leaf, segment[begin]))
             if shares is None or (segment[before] == segment[after] and after > before):
                 continue
             kept, moved = found.get(key, (0.0, 0.0))

@@ -110,7 +110,8 @@ class _Gaps:
             gap_ns += total_ns if over else 0.0
             longest_ns[key] = max(longest_ns.get(key, 1.0), gap_ns)
             stored = pressure.store if (name, before) in made or over else 0.0
-            saved[key] = max(saved.get(key, 0.0), pressure.load + stored)
+            saves = 0.0 if over and name in sequence.renewed else pressure.load + stored
+            saved[key] = max(saved.get(key, 0.0), saves)
         keys = list(ranges)
         return _Gaps(
             keys,

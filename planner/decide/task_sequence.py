@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 from twinstream.planner.bound.gaps import passed_over
 from twinstream.planner.decide.decisions import Decisions
+from twinstream.planner.lifetimes.host_tasks import device_uses
 from twinstream.planner.lifetimes.recomputes import with_recomputes
 from twinstream.planner.lifetimes.residencies import Residency, TaskClock, chosen_residencies
 from twinstream.planner.lifetimes.rounds import Folding, Place
-from twinstream.planner.lifetimes.uses import Unit, UnitMap, Use, uses_by_unit
+from twinstream.planner.lifetimes.uses import Unit, UnitMap, Use
 from twinstream.planner.lifetimes.view import ChainView
 from twinstream.schedule.chain import Chain, Task
 
@@ -19,7 +20,8 @@ class TaskSequence:
 
     `index` is the chain's task that each stands for (a recompute for the one it goes before);
     `folding` is of the sequence, `chain_folding` of the chain. `away` are the units that are at
-    home on the host because that was fixed, and on the device around their uses only.
+    home on the host because that was fixed, and on the device around their uses only; `renewed`
+    those that the host makes anew for the next pass, so that staying over its end saves no copy.
     """
 
     chain: Chain
@@ -31,6 +33,7 @@ class TaskSequence:
     chain_folding: Folding
     clock: TaskClock
     away: frozenset[str] = frozenset()
+    renewed: frozenset[str] = frozenset()
 
     @staticmethod
     def of(view: ChainView, decisions: Decisions, call_ns: Mapping[str, float]) -> "TaskSequence":
@@ -44,9 +47,10 @@ class TaskSequence:
         places_ns = [decisions.interval_ns[chain_folding.place(i)] for i in index]
         alone_ns = [call_ns[task.call] for task in tasks]
         return TaskSequence(
-            chain, tasks, index, units, uses_by_unit(tasks, units), Folding.of(chain, tasks),
+            chain, tasks, index, units, device_uses(chain, tasks, units), Folding.of(chain, tasks),
             chain_folding, TaskClock(_durations_ns(index, alone_ns, places_ns)),
             frozenset(u.unit_id for u in units.units.values() if decisions.is_away(u)),
+            frozenset(units.unit_of_leaf[leaf] for leaf in view.made_on_host),
         )  # fmt: skip
 
     def residencies(self, decisions: Decisions) -> list[Residency]:

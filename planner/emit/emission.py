@@ -10,6 +10,7 @@ it is needed on the device.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.arena_caps import with_library_memory
@@ -41,6 +42,7 @@ COMPUTE = Stream(queue="compute")
 HOST_STREAM = Stream(queue=HOST_COMPUTE)
 H2D = Stream(queue="h2d")
 H2D_INPUTS = Stream(queue="h2d_inputs")  # so that tokens do not wait behind layers in one queue
+H2D_UPDATES = Stream(queue="h2d_updates")  # so that loads do not wait behind the host's updates
 D2H = Stream(queue="d2h")
 D2H_DISK = Stream(queue="d2h_disk")  # so that others do not wait for writes of the disk
 DISK_READS = Stream(queue=DISK_READ)
@@ -312,9 +314,16 @@ class _Emission:
             if operand.mode == "read":
                 ops += self._fed(operand.tensor, operand.version, self.homes[self._unit(operand)])
         ops.append(self._compute(task, HOST_STREAM, self.homes))
+        queue = H2D_UPDATES if self._loads_beside else H2D
         for index, leaves in self.traffic.refreshes.get(task.task_id, {}).items():
-            ops += self._copies_in(index, leaves)
+            ops += self._copies_in(index, leaves, queue)
         return ops
+
+    @cached_property
+    def _loads_beside(self) -> bool:
+        """Whether other content than inputs is loaded."""
+        loaded = (self.placement.residencies[i].unit for i, of in self.traffic.loads.items() if of)
+        return any(self.units.units[unit].tensor.role != "input" for unit in loaded)
 
     def _compute(self, task: Task, stream: Stream, slots: Mapping[str, str]) -> Compute:
         operands = tuple(
@@ -347,9 +356,9 @@ class _Emission:
         traffic = self.traffic
         return self._copies_in(index, traffic.ahead.get(index) or traffic.loads.get(index, {}))
 
-    def _copies_in(self, index: int, leaves: dict[str, int]) -> list[Op]:
+    def _copies_in(self, index: int, leaves: dict[str, int], queue: Stream = H2D) -> list[Op]:
         unit = self.placement.residencies[index].unit
-        stream = H2D_INPUTS if self.units.units[unit].tensor.role == "input" else H2D
+        stream = H2D_INPUTS if self.units.units[unit].tensor.role == "input" else queue
         ops: list[Op] = []
         copied, load = self._copied(unit, leaves), None
         if unit in self._on_disk and copied:

@@ -4,6 +4,7 @@ from functools import cached_property
 
 from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.planner.lifetimes.host_tasks import host_tasks
 from twinstream.planner.lifetimes.rounds import Folding
 from twinstream.planner.lifetimes.uses import UnitMap
 from twinstream.schedule.chain import Chain
@@ -30,10 +31,24 @@ class ChainView:
         return any(roles[name] == "gradient" for name in self.chain.persistent)
 
     @cached_property
+    def made_on_host(self) -> dict[str, int]:
+        """By leaf of which the host makes the content that a pass ends with: where it does so."""
+        found: dict[str, int] = {}
+        for task in host_tasks(self.chain):
+            for unit, uses in self.units.touched(task).items():
+                made = [use.leaf for use in uses if use.makes]
+                if self.units.units[unit].persistent:
+                    found |= dict.fromkeys(made, self.position[task.task_id])
+        return found
+
+    @cached_property
     def position(self) -> dict[str, int]:
         """The position of every task, by its id."""
         return {task.task_id: i for i, task in enumerate(self.chain.tasks)}
 
     def call_ns(self, machine: Machine) -> dict[str, float]:
-        """Return how long each kernel call takes alone."""
-        return {name: cost_alone_ns(call.cost, machine) for name, call in self.chain.calls.items()}
+        """Return how long each kernel call takes the device alone: none that the host makes."""
+        return {
+            name: cost_alone_ns(call.cost, machine) if call.processor == "device" else 0.0
+            for name, call in self.chain.calls.items()
+        }

@@ -39,10 +39,11 @@ def plan_optimizer_offload(chain: Chain, machine: Machine, caps: Caps) -> RankSc
         InfeasiblePlan: a cap is too small; it says what would do, in bytes.
         MissingNumberError: the profile lacks a number of the host CPU.
     """
-    return repeated(partial(_plan, machine=machine, caps=caps), chain)
+    return repeated(partial(optimizer_offload_plan, machine=machine, caps=caps), chain)
 
 
-def _plan(chain: Chain, machine: Machine, caps: Caps) -> Emitted:
+def optimizer_offload_plan(chain: Chain, machine: Machine, caps: Caps) -> Emitted:
+    """The same with the rounds that the chain has, for all updates or some on the host."""
     placement = first_fitting("optimizer_offload", caps, _placements(chain, machine))
     return emitted(placement, machine, caps, "optimizer_offload")
 

@@ -7,6 +7,7 @@ program gets a smaller share of the link beside those tasks, and decides again.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from twinstream.planner.lifetimes.view import ChainView
 from twinstream.planner.limits import SearchLimits
 from twinstream.schedule.document import RankSchedule
-from twinstream.schedule.ops import Compute, Copy
+from twinstream.schedule.ops import HOST_COMPUTE, Compute, Copy, Op
 from twinstream.schedule.timeline import PassSpans
 
 _LEAST_STALL_NS = 5_000
@@ -58,7 +59,7 @@ def less_where_waited(
     starts = [
         (spans.start_ns[i], position[op.task])
         for i, op in enumerate(schedule.ops)
-        if isinstance(op, Compute) and op.task in position
+        if _is_of_device(op) and op.task in position
     ]
     start_ns = np.asarray([start for start, _ in starts])
     lessened = {way: np.zeros(num_tasks) for way in shares}
@@ -90,7 +91,7 @@ def stalls(schedule: RankSchedule, spans: PassSpans) -> list[Stall]:
     found: list[Stall] = []
     before: int | None = None
     for i, op in enumerate(schedule.ops):
-        if not isinstance(op, Compute):
+        if not _is_of_device(op):
             continue
         waited_ns = 0 if before is None else spans.start_ns[i] - spans.end_ns[before]
         before = i
@@ -101,6 +102,10 @@ def stalls(schedule: RankSchedule, spans: PassSpans) -> list[Stall]:
         queue = schedule.ops[last].stream.queue
         found.append(Stall(i, queue, waited_ns, int(busy_since[last])))
     return found
+
+
+def _is_of_device(op: Op) -> TypeGuard[Compute]:
+    return isinstance(op, Compute) and op.stream.queue != HOST_COMPUTE
 
 
 def _busy_since(schedule: RankSchedule, spans: PassSpans) -> NDArray[np.int64]:

@@ -7,8 +7,10 @@ from functools import cached_property
 from math import inf
 
 from twinstream.planner.arena_caps import is_hopeless
+from twinstream.planner.bound.host_bound import raised_by_host
 from twinstream.planner.bound.lower_bound import BoundProgram, ProgramKind
 from twinstream.planner.bound.relaxation import Relaxation
+from twinstream.planner.lifetimes.host_tasks import host_tasks
 from twinstream.planner.lifetimes.rounds import PROGRAM_ROUNDS
 from twinstream.planner.lifetimes.view import ChainView
 from twinstream.planner.limits import SearchLimits
@@ -120,11 +122,20 @@ class Cuts:
 
     def step_bound_of(self, workload: Workload) -> StepBound:
         """Return the bound of a cut that has a plan, together with the least bound of all cuts."""
-        own = self.bound_of(workload)
+        own, raised = self.bound_of(workload), self.raised_bound(workload)
+        assert raised is not None, "what has a plan has a bound"
         least_s = min(
             cut.bound.step_s for cut in [StepCut(workload, own), *(self.usual or self.all)]
         )
-        return own.as_step_bound(least_s).model_copy(update={"fixed": self.choices.fixed})
+        return raised.model_copy(update={"family_step_s": least_s, "fixed": self.choices.fixed})
+
+    def raised_bound(self, workload: Workload) -> StepBound | None:
+        """Return the bound of a cut with what tasks on the host add; None where nothing fits."""
+        if (own := self.bound(workload)) is None:
+            return None
+        chain = self.view(workload, PROGRAM_ROUNDS).chain
+        bound = own.as_step_bound()
+        return raised_by_host(bound, chain, self.machine) if host_tasks(chain) else bound
 
     def bound_of(self, workload: Workload) -> Relaxation:
         """Return the bound of a cut that has a plan."""
@@ -142,7 +153,10 @@ class Cuts:
 
     def kind(self, most_segments: int, *, tied: bool = False) -> ProgramKind:
         """Return the kind of a program of these cuts."""
-        return ProgramKind(self.choices, most_segments, tied, self.caps.disk_bytes is not None)
+        return ProgramKind(
+            self.choices, most_segments, tied, self.caps.disk_bytes is not None,
+            any_updates=self.choices.optimizer == "auto",
+        )  # fmt: skip
 
     def _bounded(self, workloads: Sequence[Workload], *, every: bool) -> list[StepCut]:
         """Return the workloads that have a bound, as cuts, the least first.

@@ -7,6 +7,7 @@ from math import inf
 from twinstream.planner.choices import Choices, Home, PreferredHomes
 from twinstream.planner.limits import SearchLimits
 from twinstream.planner.rules.full_recompute import full_recompute_plan
+from twinstream.planner.rules.optimizer_offload import optimizer_offload_plan
 from twinstream.planner.rules.resident import resident_plan
 from twinstream.planner.search.congestion import Shares, less_where_waited, scaled
 from twinstream.planner.search.cut_planner import CutPlanner
@@ -36,7 +37,8 @@ def tuning_path(
     """
     limits, is_quick = planner.cuts.limits, planner.cuts.choices.effort == "quick"
     if planner.cuts.choices.open and planner.holds_all_state:
-        for rule in (resident_plan, full_recompute_plan):
+        on_host = bool(planner.small.made_on_host)
+        for rule in (optimizer_offload_plan,) if on_host else (resident_plan, full_recompute_plan):
             yield replace(planner.first_knobs(planner.cuts.choices, 0), rule=rule)
             if is_quick and tried[-1].step_ns <= limits.far * _bound_ns(planner):
                 return

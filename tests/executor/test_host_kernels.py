@@ -34,6 +34,17 @@ def test_other_rules_on_the_host_have_the_bits_of_the_device(rule: UpdateRule) -
     assert_same_bits(*map(bits_of, found))
 
 
+def test_updates_of_some_groups_on_the_host_have_the_bits_of_the_device() -> None:
+    """Planned within little device memory, so that state of both kinds moves."""
+    found = []
+    for groups in ((), ("head", "1")):
+        chain = tiny_chain("packed", "tiny", Recipe(host_groups=groups))
+        found.append(planned(chain, MACHINE, Caps(device_bytes=5 * 2**20), "optimal"))
+    queues = [{op.stream.queue for op in one.ops if isinstance(op, Compute)} for one in found]
+    assert [HOST_COMPUTE in queue for queue in queues] == [False, True]
+    assert_same_bits(bits_of(found[1], poison=True), bits_of(found[0]))
+
+
 def test_muon_stays_on_the_device() -> None:
     assert Recipe(update="muon").places_among(("host", "device")) == ("device",)
 

@@ -134,7 +134,9 @@ class ScriptedCutPlanner:
         return SimpleNamespace(limits=self.limits, choices=self.choices, is_frozen=False)
 
     cut = SimpleNamespace(bound=SimpleNamespace(step_s=BOUND_S))
-    few = small = SimpleNamespace(chain=SimpleNamespace(tasks=[None]), begins_with_updates=False)
+    few = small = SimpleNamespace(
+        chain=SimpleNamespace(tasks=[None]), begins_with_updates=False, made_on_host={}
+    )
 
     def room_bytes(self) -> int:
         return ROOM

@@ -66,13 +66,6 @@ class PlanOptions(RecipeOptions, StepOptions):
         "Load at most so long before the first use, in times of the longest task.",
         rare=True,
     )
-    optimizer: Literal["device", "device_after_backward"] | None = flag(
-        FIXED,
-        "WHEN",
-        "device (each group as soon as its gradients are there, the default) or "
-        "device_after_backward.",
-        rare=True,
-    )
     effort: Effort = flag(
         FIXED,
         "NAME",

@@ -11,6 +11,7 @@ from twinstream.models.layouts.layout import (
     ReplicaSum,
 )
 from twinstream.options.option_group import MEMORY, SEVERAL, STEPS, OptionGroup, flag
+from twinstream.planner.choices import UpdatePlaces
 from twinstream.planner.policies import policy_names
 from twinstream.planner.request import DEFAULT_POLICY
 
@@ -86,6 +87,13 @@ class StepOptions(OptionGroup):
         "fits.",
         rare=True,
     )
+    optimizer: Literal["device", "device_after_backward", "host", "auto"] | None = flag(
+        MEMORY,
+        "WHERE",
+        "Updates: device (each group as soon as its gradients are there, the default), "
+        "device_after_backward, host (its CPU), or auto (each group where that is faster).",
+        rare=True,
+    )
     kernels: str | None = flag(
         MEMORY,
         "NAME",
@@ -108,6 +116,12 @@ class StepOptions(OptionGroup):
         False,
         rare=True,
     )
+
+    @property
+    def update_places(self) -> UpdatePlaces:
+        """Where `optimal` is to have updates made: where the recipe says, or on the host, too."""
+        on_host = self.policy == DEFAULT_POLICY and self.optimizer in ("host", "auto")
+        return self.optimizer if on_host else "recipe"  # type: ignore[return-value]
 
 
 class RankOptions(OptionGroup):

@@ -32,6 +32,7 @@ CAUSE_COLOURS = {
     "h2d": "#009E73",
     "d2h": "#D55E00",
     "h2d_inputs": "#56B4E9",
+    "h2d_updates": "#56B4E9",
     "host": "#F0E442",
     "host_compute": "#CC79A7",
     "latency": "#8C8C8C",

@@ -67,6 +67,19 @@ class StepBound(Node):
     fixed: tuple[str, ...] = ()
 
 
+class UpdatePlan(Node):
+    """How many of the groups that are trained the host CPU updates, where that was open.
+
+    Beside it the steps of plans with all updates on the device, and all on the host, in seconds;
+    None of one that is not possible.
+    """
+
+    groups: Count
+    groups_on_host: Count
+    device_step_s: Finite | None = None
+    host_step_s: Finite | None = None
+
+
 class RankSchedule(Node):
     """Where every tensor of a rank's step lives, when it moves, and what is recomputed.
 
@@ -92,6 +105,7 @@ class RankSchedule(Node):
     machine: MachineRef
     policy: str
     bound: StepBound | None = None
+    places: UpdatePlan | None = None
     consumed: tuple[Carried, ...] = ()
 
     def __repr__(self) -> str:

@@ -16,7 +16,7 @@ from twinstream.models.kernel_costs.attention_limits import nondeterministic_ker
 from twinstream.models.layout import EXPERTS, ROUTER_BIAS, layer_of
 from twinstream.models.providers.model import AnyModel, model_of
 from twinstream.models.recipes.recipe import Recipe
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, Schedule, UpdatePlan
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.sizes import brief, gib
 from twinstream.schedule.tensors import HOST
@@ -120,9 +120,20 @@ def _headlines(
         table.add_row("trains", told)
     if model.unread_told is not None:
         table.add_row("not trained", model.unread_told)
+    if own.places is not None:
+        table.add_row("updates", _places_text(own.places))
     if summary.plan_seconds is not None:
         table.add_row("planned in", seconds(summary.plan_seconds))
     return table
+
+
+def _places_text(places: UpdatePlan) -> str:
+    pairs = (("device", places.device_step_s), ("host", places.host_step_s))
+    alone = ", ".join(
+        f"on the {where} {'does not fit' if step_s is None else seconds(step_s)}"
+        for where, step_s in pairs
+    )
+    return f"{places.groups_on_host} of {places.groups} groups on the host; all {alone}"
 
 
 def _adapters(model: ModelRef) -> dict[str, object]:

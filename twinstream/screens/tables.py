@@ -27,6 +27,7 @@ _NAMES = {
     "h2d": "H2D",
     "d2h": "D2H",
     "h2d_inputs": "H2D inputs",
+    "h2d_updates": "H2D of updates",
     "h2d_context": "H2D context",
     "d2h_loss": "D2H loss",
     "host_compute": "host CPU",

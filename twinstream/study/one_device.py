@@ -81,7 +81,8 @@ class DeviceQuery(Query):
             "recipe": asked.recipe.model_dump(mode="json"),
             "policy": _policy_content(asked.policy),
             "choices": [sorted(asked.choices.homes.items()), asked.choices.recompute,
-                        asked.choices.prefetch_blocks, asked.choices.effort],
+                        asked.choices.prefetch_blocks, asked.choices.effort,
+                        *({asked.choices.optimizer} - {"recipe"})],
         }  # fmt: skip
 
     @property

@@ -373,6 +373,8 @@ def _one_length(lengths: Sequence[int]) -> int:
 def _optimizer(wanted: PlanOptions) -> str:
     """Return where updates are made."""
     places = optimizer_places(wanted.policy)
+    if wanted.update_places != "recipe":
+        return ON_DEVICE[0]
     if wanted.optimizer is not None and wanted.optimizer not in places:
         raise ChoiceError(
             f"policy '{wanted.policy}' has the optimizer '{places[0]}', not {wanted.optimizer}: "
@@ -393,7 +395,7 @@ def _choices(wanted: PlanOptions, asked: ClusterOptions) -> Choices:
             )
         homes[kind] = where
     level = None if wanted.recompute is None else recompute_level(wanted.recompute)
-    return Choices(homes, level, wanted.prefetch, wanted.effort)
+    return Choices(homes, level, wanted.prefetch, wanted.effort, wanted.update_places)
 
 
 def _fixed(

@@ -25,7 +25,7 @@ from twinstream.models.lowering.lower import require_packs
 from twinstream.models.providers.model import AnyModel, require_decoder
 from twinstream.models.recipes.adapter_layout import lora_there
 from twinstream.models.recipes.lora import Lora, lora_of
-from twinstream.models.recipes.recipe import KernelChoice, Recipe
+from twinstream.models.recipes.recipe import KernelChoice, OptimizerPlace, Recipe
 from twinstream.models.recipes.update_rules import OwnRule
 from twinstream.planner.choices import Choices, recompute_level
 from twinstream.planner.evaluate.evaluation import evaluation_of
@@ -306,7 +306,7 @@ def recipe_without_kernels(options: TrainOptions, spec: AnyModel) -> Recipe:
     given = {name: beta for name, beta in betas.items() if beta is not None}
     recipe = options.recipe(
         spec, adapter_of(options, spec), eps=options.eps, weight_decay=options.weight_decay,
-        clips=options.max_grad_norm > 0, **given,
+        clips=options.max_grad_norm > 0, optimizer=_device_place(options), **given,
     )  # fmt: skip
     if kind_of_loss(options.loss).sides > 1:
         require_packs(spec)
@@ -320,6 +320,11 @@ def recipe_without_kernels(options: TrainOptions, spec: AnyModel) -> Recipe:
 
         check_own_rule(recipe.update)
     return recipe
+
+
+def _device_place(options: TrainOptions) -> OptimizerPlace:
+    """Where the device makes updates, if it does."""
+    return "device_after_backward" if options.optimizer == "device_after_backward" else "device"
 
 
 def adapter_of(options: TrainOptions, spec: AnyModel) -> Lora | None:
@@ -425,7 +430,8 @@ def planned(
     level = None if options.recompute is None else recompute_level(options.recompute)
     request = PlanRequest.of(
         spec, here.machine, step=step, device_mem=here.device_mem, host_mem=here.host_mem,
-        disk_mem=here.disk_mem, policy=options.policy, choices=Choices(recompute=level),
+        disk_mem=here.disk_mem, policy=options.policy,
+        choices=Choices(recompute=level, optimizer=options.update_places),
     )  # fmt: skip
     try:
         schedule = Planner(steady_state).plan(request)

@@ -330,6 +330,7 @@ def what_is_of_one_device(options: TrainOptions) -> str | None:
     """What is asked for that several ranks do not do yet; None where they do all."""
     asked = {
         f"policy '{options.policy}'": options.policy != "optimal",
+        f"updates on the host (--optimizer {options.optimizer})": options.update_places != "recipe",
         "recompute (one level for all blocks)": options.recompute is not None,
     }
     return next((what for what, is_asked in asked.items() if is_asked), None)
