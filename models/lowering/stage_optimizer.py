@@ -158,7 +158,7 @@ class StageOptimizer(OptimizerTasks):
             )  # fmt: skip
             squares = builder.write("squares", f"grad_squares.{name}")
             builder.add(f"no_squares.{name}", call, [squares], builder.label("gradient_squares"))
-        if others:
+        if others or self._cut.layout.pp > 1:  # one stage may have all that is trained
             said = CollectiveCall("all_reduce", ("pp",), "pp", reduction="rank_order")
             squares = builder.update("squares", "grad_squares")
             builder.communicate("reduce.squares", said, [squares], builder.label("gradient_norm"))
