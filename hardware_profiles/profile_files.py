@@ -35,6 +35,12 @@ class Profile(Node):
 ProfileT = TypeVar("ProfileT", bound=Profile)
 
 
+def cache_folder() -> Path:
+    """The folder of what was measured of this machine."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "twinstream" / "machines"
+
+
 def shipped_names(folder: Path) -> tuple[str, ...]:
     """Names of the profiles in a folder, sorted."""
     return tuple(sorted(path.stem for path in folder.glob("*.toml")))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Protocol
 
-from twinstream.hardware_profiles.clusters.curves import Collective
+from twinstream.hardware_profiles.clusters.curves import Collective, Sums
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.collectives.rank_group import RankGroup
 from twinstream.hardware_profiles.collectives.timing import collective_time_ns
@@ -93,14 +93,17 @@ class ClusterCosts:
         op = self._ops[one.schedule][op_id]
         size_bytes, dtype = self._size(one.schedule, op)
         where = one.cells.get(op.axes[0]) if op.shift else None
-        key = op.collective, op.axes, op.shift, size_bytes, dtype, where, len(exchange.sides)
+        key = (
+            *(op.collective, op.axes, op.shift, size_bytes, dtype, where, len(exchange.sides)),
+            op.reduction,
+        )
         if key not in self._known:
             group = group_of(self._mesh, one, op)
             others = [self._ops[self._classes[n].schedule][o] for n, o in exchange.sides[1:]]
             sides = [side.collective for side in (op, *others)]
             pieces = self._overlaps_tp and op.axes == ("tp",) and op.collective in IN_PIECES
             exposed = self._cluster.number("tp_exposed") if pieces else 1.0
-            self._known[key] = self._priced(sides, size_bytes, dtype, group, exposed)
+            self._known[key] = self._priced(sides, size_bytes, dtype, group, exposed, sums_of(op))
         return self._known[key]
 
     def _size(self, schedule: str, op: Communicate) -> tuple[int, str]:
@@ -121,13 +124,13 @@ class ClusterCosts:
 
     def _priced(
         self, sides: Sequence[str], size_bytes: int, dtype: str, group: RankGroup,
-        exposed: float,
+        exposed: float, sums: Sums | None,
     ) -> ExchangeCost:  # fmt: skip
         collective: Collective = "send_recv"
         if sides[0] not in ("send", "recv"):
             collective = sides[0]  # type: ignore[assignment]
         kind = _NCCL_DTYPES.get(dtype)
-        alone = collective_time_ns(self._cluster, collective, size_bytes, group, kind)
+        alone = collective_time_ns(self._cluster, collective, size_bytes, group, kind, sums)
         time_ns = round(alone.time_ns * exposed)
         if not time_ns:
             return ExchangeCost(0, 0.0)
@@ -156,6 +159,13 @@ class ClusterCosts:
         return tuple(
             (name, min(amount, most[name] * time_ns)) for name, amount in wanted.items() if amount
         )
+
+
+def sums_of(op: Communicate) -> Sums | None:
+    """Return who makes the sums of an op; None of one that adds nothing up."""
+    if op.collective not in ("all_reduce", "reduce_scatter"):
+        return None
+    return "library" if op.reduction == "library" else "rank_order"
 
 
 def share_of(machine: Machine, gpus_per_node: int) -> Machine:

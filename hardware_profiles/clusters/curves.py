@@ -12,6 +12,7 @@ from twinstream.schedule.numbers import PositiveCount
 
 Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "send_recv"]
 COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
+Sums = Literal["library", "rank_order"]
 MOST_LINES = 3
 
 _NotNegative = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
@@ -30,12 +31,15 @@ class CollectiveCurve(Node):
 
     Bytes are nccl-tests' size: the larger of what a rank gives and what it receives.
     `ranks_per_node` equal to `ranks` means within one node. A curve without a dtype is of any.
+    `sums`: whether a transport's own sums were measured, or those that twinstream makes in an order
+    of ranks or of pairs; a curve without is of both.
     """
 
     collective: Collective
     ranks: Annotated[int, Field(ge=2, le=2**20)]
     ranks_per_node: PositiveCount
     dtype: Text | None = None
+    sums: Sums | None = None
     lines: Annotated[tuple[Pair, ...], Field(max_length=MOST_LINES)] = ()
     points: tuple[tuple[_Positive, _Positive], ...] = ()
     least_bytes: PositiveCount
@@ -59,9 +63,9 @@ class CollectiveCurve(Node):
         return self
 
     @property
-    def key(self) -> tuple[str, int, int, str]:
-        """The key by which a profile has one curve: collective, ranks, ranks per node, dtype."""
-        return self.collective, self.ranks, self.ranks_per_node, self.dtype or ""
+    def key(self) -> tuple[str, int, int, str, str]:
+        """What a profile has one curve of: collective, ranks, ranks per node, dtype, sums."""
+        return self.collective, self.ranks, self.ranks_per_node, self.dtype or "", self.sums or ""
 
     @property
     def within_a_node(self) -> bool:

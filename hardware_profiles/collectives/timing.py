@@ -3,7 +3,12 @@
 from math import ceil
 from typing import NamedTuple
 
-from twinstream.hardware_profiles.clusters.curves import COLLECTIVES, Collective, CollectiveCurve
+from twinstream.hardware_profiles.clusters.curves import (
+    COLLECTIVES,
+    Collective,
+    CollectiveCurve,
+    Sums,
+)
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.collectives.algorithms import (
     Link,
@@ -37,6 +42,7 @@ def collective_time_ns(
     size_bytes: int,
     group: RankGroup,
     dtype: str | None = None,
+    sums: Sums | None = None,
 ) -> CollectiveTime:
     """The time of one collective, alone but for what `group.sharing` says.
 
@@ -49,6 +55,7 @@ def collective_time_ns(
         size_bytes: nccl-tests' size: the larger of what a rank gives and what it receives.
         dtype: as nccl-tests calls it (`half`, `int8`); without a curve of its own one of any dtype
             is used, or of 16 bits, or the first. Without one, 16 bits.
+        sums: who makes them; without a curve of these one of any is used, or the first.
 
     Raises:
         ArgumentError: there is no such collective, or size_bytes is no whole number of bytes.
@@ -61,7 +68,7 @@ def collective_time_ns(
     require_room(cluster, group)
     if group.ranks == 1 or size_bytes == 0:
         return CollectiveTime(0, "none")
-    curve = curve_of(cluster, collective, group, dtype)
+    curve = curve_of(cluster, collective, group, dtype, sums)
     if curve is None:
         time_ns, algorithm = least_of_algorithms(cluster, collective, size_bytes, group, dtype)
         return CollectiveTime(ceil(time_ns), algorithm)
@@ -75,15 +82,20 @@ def collective_time_ns(
 
 
 def curve_of(
-    cluster: Cluster, collective: Collective, group: RankGroup, dtype: str | None
-) -> CollectiveCurve | None:
-    """The curve that the profile has for a collective of a group, the nearest dtype's."""
+    cluster: Cluster, collective: Collective, group: RankGroup, dtype: str | None,
+    sums: Sums | None = None,
+) -> CollectiveCurve | None:  # fmt: skip
+    """The curve that the profile has for a collective of a group, of the nearest sums and dtype."""
     found = [
         curve
         for curve in cluster.curves
         if (curve.collective, curve.ranks, curve.ranks_per_node)
         == (collective, group.ranks, group.ranks_per_node)
     ]
+    for maker in dict.fromkeys((sums, None)):
+        if made := [curve for curve in found if curve.sums == maker]:
+            found = made
+            break
     wanted = (dtype, None, *_SIXTEEN_BITS) if dtype else (None, *_SIXTEEN_BITS)
     for name in wanted:
         for curve in found:

@@ -7,7 +7,7 @@ from statistics import median
 
 from twinstream.fidelity.timeline_fit import MeasuredRun, fit_timelines
 from twinstream.hardware_profiles.calibration.fitting import Fit
-from twinstream.hardware_profiles.clusters.curves import Collective, CollectiveCurve
+from twinstream.hardware_profiles.clusters.curves import Collective, CollectiveCurve, Sums
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.schema import Machine, Number
@@ -15,11 +15,12 @@ from twinstream.schedule.analysis.comparison import by_rank
 from twinstream.schedule.document import RankClass, RankSchedule, Schedule
 from twinstream.schedule.ops import Communicate, Compute
 from twinstream.schedule.timeline import PassSpans, RankTimeline, Timeline
+from twinstream.simulator.network_costs import sums_of
 from twinstream.simulator.replay import simulate_rank
 
 _RATES = ("peak_bf16_flop_per_s", "peak_fp32_flop_per_s", "hbm_bytes_per_s", "launch_latency_ns")
 MeasuredRanks = tuple[Schedule, Timeline]
-_Series = tuple[Collective, int]  # what is said, among how many ranks
+_Series = tuple[Collective, int, Sums | None]  # what is said, among how many ranks, who sums
 
 
 @dataclass(frozen=True)
@@ -62,14 +63,6 @@ def fit_ranks(base: Machine, runs: Sequence[MeasuredRanks], name: str, told: str
     factor = _share_of_cores(base, silent)
     fit = fit_timelines(_slowed(base, factor, f"{told}: {size} ranks share the cores"), silent)
     machine = _node(fit.machine(f"{name}_node", told), size)
-    curves = tuple(
-        CollectiveCurve(
-            collective=collective, ranks=ranks, ranks_per_node=ranks,
-            points=tuple(sorted(points.items())), least_bytes=min(points), most_bytes=max(points),
-            kind="measured", source=f"{told}: medians from the last side's coming to the end",
-        )
-        for (collective, ranks), points in sorted(_points(cut).items())
-    )  # fmt: skip
     cluster = Cluster(
         name=name,
         description=f"One machine whose {size} processes are the ranks, kernels {factor:.2f} times "
@@ -82,9 +75,40 @@ def fit_ranks(base: Machine, runs: Sequence[MeasuredRanks], name: str, told: str
             kind="assumed",
             source="kernels were timed while ranks spoke: it is in their times",
         ),
-        curves=curves,
+        curves=measured_curves(cut, told),
     )
     return RanksFit(fit, machine, cluster)
+
+
+def measured_curves(runs: Sequence[MeasuredRanks], told: str) -> tuple[CollectiveCurve, ...]:
+    """A table for each collective, number of ranks and maker of sums, of medians by size.
+
+    Args:
+        runs: on one machine, each with a class for each rank.
+        told: what was measured and when, for the source of each curve.
+    """
+    return tuple(
+        CollectiveCurve(
+            collective=collective, ranks=ranks, ranks_per_node=ranks, sums=sums,
+            points=tuple((size, float(median(times))) for size, times in sorted(by_size.items())),
+            least_bytes=min(by_size), most_bytes=max(by_size), kind="measured",
+            source=f"{told}: medians from the last side's coming to the end",
+        )
+        for (collective, ranks, sums), by_size in sorted(exchange_times(runs).items(), key=str)
+    )  # fmt: skip
+
+
+def curve_told(curve: CollectiveCurve) -> str:
+    """A curve's points on one line.
+
+    >>> curve_told(CollectiveCurve(collective="all_reduce", ranks=2, ranks_per_node=2,
+    ...     sums="library", points=((4096, 2500.0),), least_bytes=4096, most_bytes=4096,
+    ...     kind="measured", source="an example"))
+    'all-reduce of 2 ranks (library): 4,096 bytes 2 us'
+    """
+    points = ", ".join(f"{size:,.0f} bytes {ns / 1e3:,.0f} us" for size, ns in curve.points)
+    sums = "" if curve.sums is None else f" ({curve.sums.replace('_', ' ')})"
+    return f"{curve.collective.replace('_', '-')} of {curve.ranks} ranks{sums}: {points}"
 
 
 def _share_of_cores(base: Machine, runs: Sequence[MeasuredRun]) -> float:
@@ -158,9 +182,9 @@ def _silent(schedule: RankSchedule, timeline: RankTimeline) -> tuple[RankSchedul
     return schedule.model_copy(update={"ops": tuple(ops)}), line
 
 
-def _points(runs: Sequence[MeasuredRanks]) -> dict[_Series, dict[int, float]]:
-    """Median ns by bytes of everything that is said."""
-    found: dict[tuple[Collective, int, int], list[int]] = defaultdict(list)
+def exchange_times(runs: Sequence[MeasuredRanks]) -> dict[_Series, dict[int, list[int]]]:
+    """Ns of every time, by bytes, of everything that is said."""
+    found: dict[_Series, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for schedule, timeline in runs:
         classes = {one.name: one for one in schedule.classes}
         for exchange in schedule.order:
@@ -170,7 +194,7 @@ def _points(runs: Sequence[MeasuredRanks]) -> dict[_Series, dict[int, float]]:
             if ranks < 2:
                 continue
             kind: Collective = "send_recv" if op.shift else op.collective  # type: ignore[assignment]
-            key = (kind, ranks, _size_bytes(schedule.of(classes[name]), op))
+            times = found[kind, ranks, sums_of(op)][_size_bytes(schedule.of(classes[name]), op)]
             lines = [timeline.classes[side] for side, _ in exchange.sides]
             at = [
                 line.op_ids.index(side[1]) for line, side in zip(lines, exchange.sides, strict=True)
@@ -178,11 +202,8 @@ def _points(runs: Sequence[MeasuredRanks]) -> dict[_Series, dict[int, float]]:
             for spans in zip(*(line.passes for line in lines), strict=True):
                 begun = max(one.start_ns[i] for one, i in zip(spans, at, strict=True))
                 ended = max(one.end_ns[i] for one, i in zip(spans, at, strict=True))
-                found[key].append(max(1, ended - begun))
-    curves: dict[_Series, dict[int, float]] = defaultdict(dict)
-    for (kind, ranks, size_bytes), times in found.items():
-        curves[kind, ranks][size_bytes] = float(median(times))
-    return curves
+                times.append(max(1, ended - begun))
+    return found
 
 
 def _op(schedule: Schedule, one: RankClass, op_id: str) -> Communicate:

@@ -19,7 +19,7 @@ from twinstream.hardware_profiles.loader import (
     machine_names,
     save_machine,
 )
-from twinstream.hardware_profiles.profile_files import profile_toml
+from twinstream.hardware_profiles.profile_files import cache_folder, profile_toml
 from twinstream.hardware_profiles.schema import DEVICE_SHARE, FEED_BYTES, Machine
 from twinstream.log.run_files import MACHINE
 from twinstream.models.kernel_costs.attention_limits import attention_limits, attention_names
@@ -225,7 +225,7 @@ def _kept(
 ) -> Machine:  # fmt: skip
     """The profile that was found with these facts, if it still holds, else what is found now."""
     key = sha256("\n".join(facts).encode()).hexdigest()[:12]
-    path = _cache_folder() / f"{re.sub(r'[^a-z0-9]+', '-', device.lower())}-{key}.toml"
+    path = cache_folder() / f"{re.sub(r'[^a-z0-9]+', '-', device.lower())}-{key}.toml"
     if path.exists():
         kept = _read_kept(path)
         if kept is None:
@@ -264,12 +264,6 @@ def cpu_name() -> str:
             if field.strip() == "model name":
                 return value.strip()
     return platform.processor() or platform.machine()
-
-
-def _cache_folder() -> Path:
-    """Of what is measured of this machine."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "twinstream" / "machines"
 
 
 def _free(

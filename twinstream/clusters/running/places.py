@@ -1,12 +1,22 @@
 """On what a schedule runs: what is given, what it was planned for, or processes of this machine."""
 
+import platform
+from contextlib import suppress
+from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 
 from twinstream.clusters.conforms import is_executable
 from twinstream.clusters.shared_machine import Place, cores_here, place_here, rank_machine
-from twinstream.hardware_profiles.clusters.loader import cluster_names, load_cluster, machine_of
+from twinstream.hardware_profiles.clusters.loader import (
+    cluster_names,
+    load_cluster,
+    machine_of,
+    save_with_node,
+)
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.loader import load_machine, machine_names
+from twinstream.hardware_profiles.profile_files import cache_folder
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
@@ -86,11 +96,46 @@ def known_place_of(
     return Place(profile, machine_of(profile) if machine is None else load_machine(machine))
 
 
+def place_of_ranks_here(
+    machine: Machine, num_ranks: int, nvlink: bool | None = None, num_hosts: int = 1
+) -> Place:
+    """Return where ranks run that start here, as `place_here`; links as they were probed here.
+
+    A profile that cannot be read, or that another version has written, is left alone.
+    """
+    found = place_here(machine, num_ranks, cores_here(), nvlink, num_hosts)
+    kept = _links_file(machine.device, num_ranks)
+    if num_hosts == 1 and kept.is_file():
+        with suppress(TwinstreamError):
+            links = load_cluster(kept).model_copy(update={"machine": found.machine.name})
+            lost = "" if links.compute_lost is None else f": {links.compute_lost.source}"
+            return Place(links, found.machine, f"what exchanges take of compute{lost}")
+    return found
+
+
+def keep_links(cluster: Cluster, machine: Machine) -> None:
+    """Keep what was measured of so many ranks here, for their runs; nothing where that cannot be.
+
+    Args:
+        machine: of a rank.
+    """
+    path = _links_file(machine.device, cluster.count("gpus_per_node"))
+    with suppress(OSError, TwinstreamError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_with_node(cluster, machine, path)
+
+
+def _links_file(device: str, num_ranks: int) -> Path:
+    facts = (platform.node(), str(cores_here()), version("torch"), device)
+    key = sha256("\n".join(facts).encode()).hexdigest()[:12]
+    return cache_folder() / f"links-of-{num_ranks}-{key}.toml"
+
+
 def _processes_here(schedule: Schedule, given: str | Path | Machine | None) -> Place | None:
     machine = _rank_s_machine(schedule, given)
     if machine is None or not is_executable(schedule):
         return None
-    return place_here(machine, schedule.mesh.size, cores_here())
+    return place_of_ranks_here(machine, schedule.mesh.size)
 
 
 def _rank_s_machine(schedule: Schedule, given: str | Path | Machine | None) -> Machine | None:

@@ -22,13 +22,12 @@ from twinstream.fidelity.fit_report import (
     provenance,
 )
 from twinstream.fidelity.measured import Predicted, Predictors, predicted
-from twinstream.fidelity.ranks_fit import fit_ranks
+from twinstream.fidelity.ranks_fit import curve_told, fit_ranks
 from twinstream.fidelity.rows import candidate_rows, listed_rows, rows_of
 from twinstream.fidelity.scoring import table_of
 from twinstream.fidelity.table_fit import fit_table, hold, informative_rows
 from twinstream.fidelity.timeline_fit import fit_timelines
 from twinstream.hardware_profiles.calibration.fitting import Fit
-from twinstream.hardware_profiles.clusters.curves import CollectiveCurve
 from twinstream.hardware_profiles.clusters.loader import (
     load_cluster,
     machine_of,
@@ -284,7 +283,7 @@ def _calibrate_ranks(
             parameter_table(found.kernels),
             observation_table(found.kernels),
             f"{found.cluster.description}.",
-            *map(_curve_told, found.cluster.curves),
+            *map(curve_told, found.cluster.curves),
         ],
     ):
         if output is not None:
@@ -293,11 +292,6 @@ def _calibrate_ranks(
             save_with_node(found.cluster, found.machine, output)
     if output is not None and not as_json:
         print_report(f"Wrote the profile to {output}; use it as --cluster {output}.")
-
-
-def _curve_told(curve: CollectiveCurve) -> str:
-    points = ", ".join(f"{size:,.0f} bytes {ns / 1e3:,.0f} us" for size, ns in curve.points)
-    return f"{curve.collective.replace('_', '-')} of {curve.ranks} ranks: {points}"
 
 
 def _calibrate_steps(

@@ -8,13 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from twinstream import api
+from twinstream.clusters.running.places import keep_links
+from twinstream.clusters.shared_machine import cores_here, place_here
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.backends import backend_named
 from twinstream.commands.arguments.outputs import output_option
-from twinstream.commands.output import print_json, print_report, progress
+from twinstream.commands.output import print_json, print_report, progress, told_at_the_end
+from twinstream.fidelity.ranks_fit import curve_told
+from twinstream.hardware_profiles.clusters.loader import save_with_node
 from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.model_probe import model_probe_table, num_shapes, probe_model
+from twinstream.ranks_probe import probe_ranks
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.sizes import gib
 from twinstream.screens.tables import probed_table
@@ -22,6 +27,7 @@ from twinstream.tracing import find_model
 
 if TYPE_CHECKING:
     from twinstream.executor.probe.drive import ProbedDrive
+    from twinstream.executor.program.options import BackendName
 
 
 class DriveError(TwinstreamError):
@@ -71,9 +77,22 @@ def probe(  # noqa: PLR0913
     machine: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME|FILE", help="With --model: this machine's profile, not measured again."
+            metavar="NAME|FILE",
+            help="With --model or --ranks: this machine's profile, not measured again.",
         ),
     ] = None,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            metavar="N",
+            help="Measure the links of N ranks, too: every collective, by size. The profile is a "
+            "cluster's; runs of N ranks here find it by themselves.",
+        ),
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=0, metavar="S", help="With --ranks: that sizes may take together.")
+    ] = 20.0,
     as_json: options.Json = False,
 ) -> None:
     """Measure this machine, for which runs are then predicted well.
@@ -84,9 +103,18 @@ def probe(  # noqa: PLR0913
     """
     if disk is not None and not disk.exists():
         raise DriveError(f"--disk {disk}: there is no such file or folder")
+    if ranks is not None:
+        if model is not None or disk is not None:
+            raise DtypeError("--ranks goes without --model and --disk: give these to another probe")
+        base = load_machine(machine) if machine else _probed(backend, dtype, quiet=as_json)
+        device: BackendName = "cuda" if backend_named(backend) == "cuda" else "cpu"
+        _probe_links(base, ranks, seconds, device, output, as_json=as_json)
+        return
     if model is None:
         if machine is not None:
-            raise DtypeError("--machine goes with --model: without it this machine is measured")
+            raise DtypeError(
+                "--machine goes with --model or --ranks: without them this machine is measured"
+            )
         found = _probed(backend, dtype, quiet=as_json)
         screen = probed_table(found)
     else:
@@ -112,6 +140,41 @@ def probe(  # noqa: PLR0913
             print_report(screen, *([] if drive is None else [_drive_lines(drive)]))
     if output is not None and not as_json:
         print_report(f"Wrote the profile to {output}; use it as --machine {output}.")
+
+
+def _probe_links(
+    base: Machine, num_ranks: int, seconds: float, backend: "BackendName", output: Path | None,
+    *, as_json: bool,
+) -> None:  # fmt: skip
+    """Measure, tell, keep for runs of so many ranks, and write the cluster and its node's profile.
+
+    Raises:
+        DriveError: the name is no TOML file's.
+        TwinstreamError: as `probe_ranks`.
+    """
+    if output is not None and output.suffix != ".toml":
+        raise DriveError(f"name the profile {output.stem}.toml: it names its node's file")
+    from twinstream.executor.launch.rank_processes import RankProcesses
+    from twinstream.executor.ranks.gpus import require_gpus
+
+    if backend == "cuda":
+        require_gpus(num_ranks)
+    machine = place_here(base, num_ranks, cores_here()).machine
+    with (
+        progress(f"measuring links of {num_ranks} ranks", quiet=as_json) as step,
+        RankProcesses(num_ranks) as processes,
+    ):
+        found = probe_ranks(processes, machine, seconds, backend, step)
+    found = found.model_copy(update={"name": output.stem if output else found.name})
+    keep_links(found, machine)
+    with told_at_the_end(
+        lambda: found, as_json=as_json, screen=lambda: [found.description + ".",
+        *map(curve_told, found.curves)],
+    ):  # fmt: skip
+        if output is not None:
+            save_with_node(found, machine, output)
+    if output is not None and not as_json:
+        print_report(f"Wrote the profile to {output}; use it as --cluster {output}.")
 
 
 def _drive_lines(drive: "ProbedDrive") -> str:

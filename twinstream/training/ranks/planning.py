@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from twinstream.clusters.pipeline import cluster_evaluation_of
 from twinstream.clusters.running.measured import measured_cluster_timeline
+from twinstream.clusters.running.places import place_of_ranks_here
 from twinstream.clusters.search.cuts import cuts_of_ranks, jobs_of_ranks
 from twinstream.clusters.search.found import Candidate
 from twinstream.clusters.search.search import search_layouts
 from twinstream.clusters.search.space import RunsHere
-from twinstream.clusters.shared_machine import Place, cores_here, place_here
+from twinstream.clusters.shared_machine import Place
 from twinstream.executor.launch.protocol import Ranks, TrainTask
 from twinstream.executor.program.options import BackendName, RunOptions
 from twinstream.hardware_profiles.clusters.loader import save_with_node
@@ -296,9 +297,7 @@ def planned_for_ranks(
     Raises:
         LayoutError: there is none; says why of each.
     """
-    place = place_here(
-        here.machine, options.ranks_on_host, cores_here(), here.nvlink, options.hosts
-    )
+    place = place_of_ranks_here(here.machine, options.ranks_on_host, here.nvlink, options.hosts)
     job, *others = jobs_of_ranks(spec, recipe, workloads)
     searched = search_layouts(
         job, options.ranks or 1, place.cluster, options.layout_fields(),
