@@ -7,6 +7,7 @@ import pytest
 
 from twinstream.clusters.predict import gpu_caps, planned_ranks
 from twinstream.clusters.search import planned
+from twinstream.clusters.search.bounds import BoundTables
 from twinstream.clusters.search.chains import Pricing
 from twinstream.clusters.search.cuts import cuts_of_ranks, jobs_of_ranks
 from twinstream.clusters.search.search import search_layouts
@@ -14,7 +15,7 @@ from twinstream.clusters.search.space import NoLayoutError, RunsHere, SearchSpac
 from twinstream.clusters.shared_machine import Place, place_here
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.layouts.job import Job
-from twinstream.models.layouts.layout import LayoutError
+from twinstream.models.layouts.layout import Layout, LayoutError
 from twinstream.models.presets import load_preset
 from twinstream.models.recipes.recipe import Recipe
 from twinstream.planner.request import TrainingStep
@@ -108,3 +109,11 @@ def test_ranks_have_the_kernels_that_are_asked_for():
     job, place, here = asked()
     found = search_layouts(job, RANKS, place.cluster, {"dp": 4}, here=here)
     assert found.best[0].job.recipe.kernels == Recipe().implementations
+
+
+def test_the_bound_of_parts_is_what_a_rank_computes_of_whole_blocks_by_its_share():
+    """Ranks of cp have slices of as much work; those that share experts compute all the rest."""
+    job, place, here = asked()
+    tables = BoundTables(job, Pricing(place.cluster, place.machine, None))
+    whole = tables.split_s(Layout(dp=2, sequence_parallel=False))
+    assert tables.split_s(Layout(dp=2, cp=2, sequence_parallel=False)) == pytest.approx(whole / 2)

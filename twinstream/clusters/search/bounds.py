@@ -166,11 +166,10 @@ class BoundTables:
         alone["sequence_parallel"] = True
         whole = layout.model_copy(update=alone)
         column, job = self._column(whole), self._job.laid_out(layout)
-        if layout.tp == 1:
-            return column.microbatches * column.most / 1e9
-        mesh = mesh_of(job, self._pricing.cluster.count("gpus_per_node"))
-        hidden, sum_ns = stored_hidden_bytes(self._job.laid_out(whole).work), 0.0
+        sum_ns = 0.0
         if layout.tp > 1:
+            mesh = mesh_of(job, self._pricing.cluster.count("gpus_per_node"))
+            hidden = stored_hidden_bytes(self._job.laid_out(whole).work)
             sum_ns = self._pricing.collective_ns(
                 mesh, ("tp",), "all_reduce", hidden // layout.cp, job.dtype
             )
