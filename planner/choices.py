@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from twinstream.models.providers.flops import SavedLevel
 from twinstream.schedule.chain import Chain
@@ -101,8 +101,8 @@ class Choices:
             raise ChoiceError(
                 f"a load cannot be issued {self.prefetch_blocks:g} blocks ahead; name 0 to 1000000"
             )
-        if self.effort not in EFFORTS:
-            raise ChoiceError(f"effort '{self.effort}' is unknown; known: {', '.join(EFFORTS)}")
+        require_known("effort", self.effort, EFFORTS)
+        require_known("the optimizer's place", self.optimizer, get_args(UpdatePlaces))
 
     def __hash__(self) -> int:
         homes = tuple(sorted(self.homes.items()))

@@ -207,6 +207,7 @@ def test_where_homes_are_fixed_the_host_memory_that_a_refusal_names_does(effort,
         (lambda: Choices(prefetch_blocks=-1.0), "issued -1 blocks ahead"),
         (lambda: Choices(prefetch_blocks=float("nan")), "nan blocks ahead"),
         (lambda: Choices(effort="most"), "known: quick, normal"),  # type: ignore[arg-type]
+        (lambda: Choices(optimizer="gpu"), "'gpu' is unknown; known: recipe, host, auto"),  # type: ignore[arg-type]
         (
             lambda: planned(Choices(recompute="Q")),
             "'Q' is nothing .*; known: none, attention, full",
@@ -226,7 +227,7 @@ def test_other_policies_take_no_choices():
 def test_only_what_a_bound_holds_for_can_be_fixed():
     """Homes that merely should be there are the search's own: its bound is no bound of plans."""
     assert [field.name for field in fields(Choices)] == [
-        "homes", "recompute", "prefetch_blocks", "effort",
+        "homes", "recompute", "prefetch_blocks", "effort", "optimizer",
     ]  # fmt: skip
     liked = PreferredHomes({"parameter": "host"})
     assert liked != Choices({"parameter": "host"}) and not liked.strict_homes
