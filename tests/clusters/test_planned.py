@@ -113,7 +113,7 @@ def test_ranks_have_the_kernels_that_are_asked_for():
 
 def test_the_bound_of_parts_is_what_a_rank_computes_of_whole_blocks_by_its_share():
     """Ranks of cp have slices of as much work; those that share experts compute all the rest."""
-    job, place, here = asked()
+    job, place, _ = asked()
     tables = BoundTables(job, Pricing(place.cluster, place.machine, None))
     whole = tables.split_s(Layout(dp=2, sequence_parallel=False))
     assert tables.split_s(Layout(dp=2, cp=2, sequence_parallel=False)) == pytest.approx(whole / 2)
