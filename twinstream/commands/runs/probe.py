@@ -45,6 +45,36 @@ class DtypeError(TwinstreamError):
     """A dtype, and a device that is not measured in it."""
 
 
+Disk = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PATH",
+        help="Measure this folder's drive, too, as a run with --disk uses it: reads of the "
+        "largest file in it, writes of one of 256 MiB that is gone afterwards; or a file's "
+        "reads.",
+    ),
+]
+ModelName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODEL",
+        help="A model that runs by its own code: its blocks are timed, and the profile is for it.",
+    ),
+]
+Ranks = Annotated[
+    int | None,
+    typer.Option(
+        min=2,
+        metavar="N",
+        help="Measure the links of N ranks, too: every collective, by size. The profile is a "
+        "cluster's; runs of N ranks here find it by themselves.",
+    ),
+]
+Seconds = Annotated[
+    float, typer.Option(min=0, metavar="S", help="With --ranks: that sizes may take together.")
+]
+
+
 def probe(  # noqa: PLR0913
     output: Annotated[Path | None, output_option("Write the profile here, as TOML.")] = None,
     backend: Annotated[str, typer.Option(help="auto (CUDA where there is one), cpu or cuda.")] = (
@@ -54,23 +84,8 @@ def probe(  # noqa: PLR0913
         list[Dtype] | None,
         typer.Option(help="A dtype in which a CPU is measured beside float32."),
     ] = None,
-    disk: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH",
-            help="Measure this folder's drive, too, as a run with --disk uses it: reads of the "
-            "largest file in it, writes of one of 256 MiB that is gone afterwards; or a file's "
-            "reads.",
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL",
-            help="A model that runs by its own code: its blocks are timed, and the profile is for "
-            "it.",
-        ),
-    ] = None,
+    disk: Disk = None,
+    model: ModelName = None,
     seq_len: Annotated[
         int, typer.Option(min=1, metavar="N", help="With --model: tokens of its sequences.")
     ] = 512,
@@ -81,18 +96,8 @@ def probe(  # noqa: PLR0913
             help="With --model or --ranks: this machine's profile, not measured again.",
         ),
     ] = None,
-    ranks: Annotated[
-        int | None,
-        typer.Option(
-            min=2,
-            metavar="N",
-            help="Measure the links of N ranks, too: every collective, by size. The profile is a "
-            "cluster's; runs of N ranks here find it by themselves.",
-        ),
-    ] = None,
-    seconds: Annotated[
-        float, typer.Option(min=0, metavar="S", help="With --ranks: that sizes may take together.")
-    ] = 20.0,
+    ranks: Ranks = None,
+    seconds: Seconds = 20.0,
     as_json: options.Json = False,
 ) -> None:
     """Measure this machine, for which runs are then predicted well.
