@@ -246,10 +246,14 @@ def _risen(curve: CollectiveCurve) -> CollectiveCurve:
 def _cluster(
     machine: Machine, num_ranks: int, curves: tuple[CollectiveCurve, ...], told: str
 ) -> Cluster:
-    """For groups without a curve the link is the line of messages."""
+    """For groups without a curve the link is the line of messages.
+
+    Where latency hides the rate, it is taken to be ten times what the largest message reached.
+    """
     (messages,) = (curve for curve in curves if curve.collective == "send_recv")
     size_bytes, time_ns = np.array(messages.points).T
     ((alpha_ns, beta_ns),) = fit_lines(size_bytes, time_ns, 1)
+    byte_ns = max(beta_ns, float(time_ns[-1] / size_bytes[-1]) / 10)
 
     def number(value: float, why: str = "", kind: str = "fitted") -> Number:
         source = ": ".join(filter(None, (told, why)))
@@ -262,7 +266,7 @@ def _cluster(
         machine=machine.name, curves=curves,
         gpus_per_node=number(num_ranks, kind="measured"),
         most_nodes=number(1, "this machine", "measured"),
-        node_bytes_per_s=number(1e9 / max(beta_ns, 1e-3), "messages on a line"),
+        node_bytes_per_s=number(1e9 / byte_ns, "messages on a line"),
         node_efficiency=number(1.0, "node_bytes_per_s is what is reached"),
         node_latency_ns=number(alpha_ns, "messages on a line"),
         collective_latency_ns=number(0.0, "it is in node_latency_ns"),

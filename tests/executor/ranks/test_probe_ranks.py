@@ -64,6 +64,13 @@ def test_a_curve_is_never_faster_at_a_smaller_size(probed):
     assert ranks_probe._risen(curve).points == ((1, 4.0), (2, 4.0), (3, 5.0))
 
 
+def test_messages_that_are_all_latency_tell_no_endless_rate(probed):
+    curve = next(one for one in probed.curves if one.collective == "send_recv")
+    flat = curve.model_copy(update={"points": tuple((size, 1e6) for size, _ in curve.points)})
+    cluster = ranks_probe._cluster(CPU, 2, (flat,), "an example")
+    assert cluster.number("node_bytes_per_s") == pytest.approx(10 * 2**18 / 1e-3)
+
+
 def test_a_size_that_would_exceed_the_time_is_not_begun(probed, two, monkeypatch):
     clock, sizes = [0.0], []
 
