@@ -3,7 +3,7 @@
 import platform
 from contextlib import suppress
 from hashlib import sha256
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from twinstream.clusters.conforms import is_executable
@@ -126,9 +126,17 @@ def keep_links(cluster: Cluster, machine: Machine) -> None:
 
 
 def _links_file(device: str, num_ranks: int) -> Path:
-    facts = (platform.node(), str(cores_here()), version("torch"), device)
+    facts = (platform.node(), str(cores_here()), _torch_version(), device)
     key = sha256("\n".join(facts).encode()).hexdigest()[:12]
     return cache_folder() / f"links-of-{num_ranks}-{key}.toml"
+
+
+def _torch_version() -> str:
+    """Nothing where a schedule is predicted without it."""
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return ""
 
 
 def _processes_here(schedule: Schedule, given: str | Path | Machine | None) -> Place | None:
