@@ -75,6 +75,8 @@ def _probed(dtypes: Sequence[str]) -> Machine:
         numbers[_PEAK_FIELDS[dtype]] = peak = best_matmul_flop_per_s(samples)
         ceilings = Ceilings(peak, numbers["hbm_bytes_per_s"], numbers["hbm_bytes_per_s"], 0.0)
         curves |= dict(_unit_curves(samples, dtype, ceilings, source))
+        curves |= dict(_host_curves(samples, numbers["host_dram_bytes_per_s"], source))
+    numbers["host_peak_fp32_flop_per_s"] = numbers[_PEAK_FIELDS["float32"]]
     return Machine.model_validate(
         {
             "name": "cpu-probed",
@@ -114,6 +116,16 @@ def _unit_curves(
         maximum, half = line.efficiency(ceilings.hbm_bytes_per_s)
         curve = _curve(maximum, half, f"{source}, worst residual {line.residual:.0%}")
         yield f"{unit}/{dtype}", curve
+
+
+def _host_curves(
+    samples: Sequence[TaskSample], dram_bytes_per_s: float, source: str
+) -> Iterator[tuple[str, Efficiency]]:
+    """Of what the host computes beside the device, by the same kernels, in a thread of its own."""
+    for unit, curve in (("adamw", "host_adamw"), ("gradient_squares", "host_vector")):
+        if found := [sample for sample in samples if sample.works[0].unit == unit]:
+            maximum, half = _line(found).efficiency(dram_bytes_per_s)
+            yield curve, _curve(maximum, half, source)
 
 
 def _curve(maximum: float, half: float, source: str) -> Efficiency:

@@ -15,6 +15,7 @@ from twinstream.executor.memory.device_memory import fix_library_workspaces
 from twinstream.executor.memory.host_limits import host_limits
 from twinstream.executor.probe.cuda_links import Copies, Links, measure_links
 from twinstream.executor.probe.tasks.curves import Ceilings, CurveFit, fit_curves
+from twinstream.executor.probe.tasks.kernels import host_update_sample
 from twinstream.executor.probe.tasks.sample_log import SampleLog
 from twinstream.executor.probe.tasks.task_samples import (
     TaskSample,
@@ -125,6 +126,7 @@ def probe_cuda(request: ProbeRequest, device: torch.device) -> Probed:
         ),
     }  # fmt: skip
     numbers = {name: _measured(value, where) for name, value in memory.items()}
+    numbers["host_peak_fp32_flop_per_s"] = _host_rate(where)
     return Probed(machine.model_copy(update=numbers), links, samples, sustained, fit.ratios)
 
 
@@ -215,6 +217,13 @@ def _machine(
         "efficiency": curves | with_general(fit.curves),
     }
     return Machine.model_validate(document), fit
+
+
+def _host_rate(where: str) -> Number:
+    """FLOP/s of AdamW's update on all cores, which stands for what they compute and move."""
+    sample = host_update_sample("bfloat16")
+    rate = sample.works[0].flops / sample.time_ns * 1e9
+    return _measured(rate, f"AdamW's update on {torch.get_num_threads()} threads; {where}")
 
 
 def link_numbers(lines: tuple[Line, Line], where: str) -> dict[str, Number]:

@@ -55,6 +55,11 @@ def kernel_samples(dtype: str) -> Iterator[TaskSample]:
         yield from case.ends()
 
 
+def host_update_sample(dtype: str) -> TaskSample:
+    """AdamW's update of a large group, as the host's cores make it beside a device."""
+    return _Case(dtype, *_SHAPES[-1]).adamw({})
+
+
 def pace_samples(dtype: str) -> Iterator[TaskSample]:
     """A few of them again, to see whether the machine is as fast as before."""
     case = _Case(dtype, *_SHAPES[1])
@@ -234,9 +239,9 @@ class _Case:
             "embed_backward", common, self.work.embed_backward(),
             {"tokens": tokens, "d_hidden": _operand(hidden, "read"), "gradients": gradients},
         )  # fmt: skip
-        yield self._adamw({})
-        yield self._adamw({"may_skip": True})
-        yield self._adamw({"optimizer_state": "8bit"})
+        yield self.adamw({})
+        yield self.adamw({"may_skip": True})
+        yield self.adamw({"optimizer_state": "8bit"})
         if self.dtype == torch.float32:  # sums are float32's work, whatever gradients are
             yield self._gradient_squares()
 
@@ -250,7 +255,7 @@ class _Case:
         attributes: dict[str, Attribute] = {"dtype": self.spec.dtype, "num_elements": count}
         return self._kernel("gradient_squares", attributes, cost, operands)
 
-    def _adamw(self, more: dict[str, Attribute]) -> TaskSample:
+    def adamw(self, more: dict[str, Attribute]) -> TaskSample:
         """With gradients that are clipped, as training does unless told otherwise."""
         count = 4 * self.tokens * self.spec.d_model
         attributes: dict[str, Attribute] = {

@@ -15,10 +15,12 @@ from twinstream.executor.probe.timing.fit import (
     fit_line,
     fit_link,
 )
-from twinstream.hardware_profiles.cost import cost_alone_ns
+from twinstream.hardware_profiles.cost import cost_alone_ns, host_work_ns, work_time
 from twinstream.hardware_profiles.curve_choice import curve_for
 from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.schema import Efficiency, Machine
+from twinstream.models.kernel_costs.update_work import host_work
+from twinstream.models.kernel_costs.work import adamw_work
 from twinstream.models.options import Experts
 from twinstream.models.recipes.recipe import BEFORE_NEXT_USE, KernelChoice, Recipe
 from twinstream.schedule.document import Caps
@@ -195,3 +197,12 @@ def test_a_rate_beyond_the_nominal_one_is_capped_and_the_fixed_part_kept():
     maximum, half = line.efficiency(nominal_per_s)
     assert maximum == 1.5
     assert half / (nominal_per_s * maximum) * 1e9 == pytest.approx(100)
+
+
+def test_updates_on_the_host_have_the_price_of_the_same_kernels(probed: Machine) -> None:
+    """The device is the same CPU: AdamW takes about as long on either side."""
+    work, *_ = adamw_work(2**22, "bfloat16", state="model")
+    (on_host,) = host_work((work,))
+    here = work_time(work, probed)
+    on_device = max(here.compute_ns, here.memory_ns) + here.launch_ns
+    assert host_work_ns(on_host, probed) == pytest.approx(on_device, rel=0.5)
