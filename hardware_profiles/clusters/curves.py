@@ -12,7 +12,7 @@ from twinstream.schedule.numbers import PositiveCount
 
 Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "send_recv"]
 COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
-Sums = Literal["library", "rank_order"]
+Sums = Literal["rank_order", "library"]
 MOST_LINES = 3
 
 _NotNegative = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
