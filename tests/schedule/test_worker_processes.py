@@ -70,3 +70,23 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (ProcessLookupError, FileNotFoundError):
         return False
+
+
+@pytest.mark.parametrize("context", ["WorkerContext", "ForkedWorkerContext"])
+def test_workers_end_with_a_process_that_was_killed(context: str) -> None:
+    code = (
+        "import time\n"
+        f"from twinstream.schedule.worker_processes import {context}\n"
+        f"worker = {context}().Process(target=time.sleep, args=(600,))\n"
+        "worker.start()\n"
+        "print(worker.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as one:
+        assert one.stdout is not None
+        pid = int(one.stdout.readline())
+        one.kill()
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{pid}/cmdline").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid}/cmdline").exists()

@@ -58,6 +58,10 @@ class WorkerProcess(SpawnProcess):
 class _ForkedWorker(ForkServerProcess):
     """The same, from a server that has imported what takes long."""
 
+    def run(self) -> None:
+        _end_with_parent()
+        super().run()
+
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # noqa: N802 - multiprocessing's name
         with _unknown_main():
