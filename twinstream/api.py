@@ -315,14 +315,13 @@ def _check_memory(schedule: RankSchedule, backend: str, copies_of_state: int) ->
         for tensor in schedule.tensors
         if tensor.parent is None and tensor.role in ("parameter", "optimizer_state")
     )
-    limits = host_limits()
-    known = [b for b in (limits.available_bytes, limits.cgroup_left_bytes) if b is not None]
+    free = host_limits().free_bytes
     needed = arenas + copies_of_state * state
-    if known and needed > min(known):
+    if free is not None and needed > free:
         raise HostTooSmall(
             f"a run of this schedule on the {backend} backend takes {gib(needed)} of host memory "
             f"({gib(arenas)} of arenas, {gib(needed - arenas)} of weights and optimizer state "
-            f"before and after), and {gib(min(known))} are free here. Run a smaller model, or "
+            f"before and after), and {gib(free)} are free here. Run a smaller model, or "
             "where there is more memory (planning and simulating need none of it); "
             f"{AVAILABLE_ADVICE}."
         )

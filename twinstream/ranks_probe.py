@@ -282,8 +282,8 @@ def _free_bytes(backend: BackendName) -> float:
         return inf
     from twinstream.executor.memory.host_limits import host_limits
 
-    limits = host_limits()
-    return min((b for b in (limits.available_bytes, limits.cgroup_left_bytes) if b), default=inf)
+    free = host_limits().free_bytes
+    return inf if free is None else free
 
 
 def _prime_factors(number: int) -> list[int]:

@@ -38,6 +38,12 @@ class HostLimits:
     cgroup_left_bytes: int | None
     available_bytes: int | None
 
+    @property
+    def free_bytes(self) -> int | None:
+        """What the process may yet use; None where nothing says so."""
+        known = (self.available_bytes, self.cgroup_left_bytes)
+        return min((one for one in known if one is not None), default=None)
+
 
 def host_limits(root: Path = Path("/")) -> HostLimits:
     """Read RLIMIT_MEMLOCK, the cgroup's limit and use, and MemAvailable or what is said instead.

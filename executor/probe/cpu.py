@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
@@ -147,8 +146,7 @@ def _line(samples: Sequence[TaskSample]) -> Line:
 
 def _memory_bytes() -> dict[str, float]:
     """Half of what is available for each of the two arenas."""
-    limits = host_limits(Path("/"))
-    known = [b for b in (limits.available_bytes, limits.cgroup_left_bytes) if b is not None]
-    if not known:
+    free = host_limits().free_bytes
+    if free is None:
         return {}
-    return {"device_memory_bytes": min(known) / 2, "host_memory_bytes": min(known) / 2}
+    return {"device_memory_bytes": free / 2, "host_memory_bytes": free / 2}

@@ -121,7 +121,7 @@ def probe_cuda(request: ProbeRequest, device: torch.device) -> Probed:
     memory = {
         "device_reserve_bytes": float(max(reserve, before)),
         **memory_bytes(
-            torch.cuda.mem_get_info(device)[1], _free_host_bytes(),
+            torch.cuda.mem_get_info(device)[1], host_limits().free_bytes,
             is_unified=bool(torch.cuda.get_device_properties(device).is_integrated),
         ),
     }  # fmt: skip
@@ -294,9 +294,3 @@ def memory_bytes(
         "host_memory_bytes": float(pool - device),
         "unified_memory_bytes": float(pool),
     }
-
-
-def _free_host_bytes() -> int | None:
-    limits = host_limits()
-    known = [b for b in (limits.available_bytes, limits.cgroup_left_bytes) if b is not None]
-    return min(known) if known else None

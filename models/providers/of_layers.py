@@ -52,10 +52,10 @@ def layered_module(model: LayeredModel) -> TracedModel:
             f"{model.name} looks up rows of {brief(tables)}, which no device holds: `twinstream "
             f"estimate {model.name}` spreads them over a cluster"
         )
-    return _Tracing(model).module()
+    return _LayersAsBlocks(model).module()
 
 
-class _Tracing:
+class _LayersAsBlocks:
     def __init__(self, model: LayeredModel) -> None:
         self._model, self._itemsize = model, model.itemsize
         self._looked_up = model.chain.embeddings

@@ -106,7 +106,7 @@ class Predictors:
 
     def __init__(self, jobs: int | None = None, *, hold: bool = False) -> None:
         self._hold, count = hold, jobs or os.cpu_count() or 1
-        # A fork would copy the progress bar's thread.
+        # Forked from a server, which has no thread of a progress bar.
         context = ForkedWorkerContext(__name__)
         pools, each = (count, 1) if hold else (1, count)
         self._pools = [

@@ -42,12 +42,14 @@ def _unknown_main() -> Iterator[None]:
             sys.modules["__main__"] = main
 
 
-class WorkerProcess(SpawnProcess):
-    """A fresh interpreter, which has no `__main__` of the caller, and ends with it."""
-
+class _EndsWithParent(BaseProcess):
     def run(self) -> None:
         _end_with_parent()
         super().run()
+
+
+class WorkerProcess(_EndsWithParent, SpawnProcess):
+    """A fresh interpreter, which has no `__main__` of the caller, and ends with it."""
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # noqa: N802 - multiprocessing's name
@@ -55,12 +57,8 @@ class WorkerProcess(SpawnProcess):
             return SpawnProcess._Popen(process_obj)
 
 
-class _ForkedWorker(ForkServerProcess):
+class _ForkedWorker(_EndsWithParent, ForkServerProcess):
     """The same, from a server that has imported what takes long."""
-
-    def run(self) -> None:
-        _end_with_parent()
-        super().run()
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # noqa: N802 - multiprocessing's name

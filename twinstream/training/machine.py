@@ -276,10 +276,9 @@ def _free(
     """
     from twinstream.executor.memory.host_limits import host_limits
 
-    limits = host_limits()
-    known = [b for b in (limits.available_bytes, limits.cgroup_left_bytes) if b is not None]
+    free = host_limits().free_bytes
     beside = _beside_caps(options.ranks_on_host) if backend == "cpu" else 0
-    free_host = int(HOST_SHARE * max(0, min(known) - beside)) if known else None
+    free_host = None if free is None else int(HOST_SHARE * max(0, free - beside))
     if backend == "cuda" and machine.pool_bytes is None:
         free_device: int | None = _free_on_gpu() if gpus is None else gpus.free_bytes
     else:  # both are the host's

@@ -20,7 +20,7 @@ from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.model_probe import model_probe_table, num_shapes, probe_model
 from twinstream.ranks_probe import probe_ranks
-from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.errors import ArgumentError, TwinstreamError
 from twinstream.schedule.sizes import gib
 from twinstream.screens.tables import probed_table
 from twinstream.tracing import find_model
@@ -110,14 +110,16 @@ def probe(  # noqa: PLR0913
         raise DriveError(f"--disk {disk}: there is no such file or folder")
     if ranks is not None:
         if model is not None or disk is not None:
-            raise DtypeError("--ranks goes without --model and --disk: give these to another probe")
+            raise ArgumentError(
+                "--ranks goes without --model and --disk: give these to another probe"
+            )
         base = load_machine(machine) if machine else _probed(backend, dtype, quiet=as_json)
         device: BackendName = "cuda" if backend_named(backend) == "cuda" else "cpu"
         _probe_links(base, ranks, seconds, device, output, as_json=as_json)
         return
     if model is None:
         if machine is not None:
-            raise DtypeError(
+            raise ArgumentError(
                 "--machine goes with --model or --ranks: without them this machine is measured"
             )
         found = _probed(backend, dtype, quiet=as_json)
@@ -154,11 +156,11 @@ def _probe_links(
     """Measure, tell, keep for runs of so many ranks, and write the cluster and its node's profile.
 
     Raises:
-        DriveError: the name is no TOML file's.
+        ArgumentError: the name is no TOML file's.
         TwinstreamError: as `probe_ranks`.
     """
     if output is not None and output.suffix != ".toml":
-        raise DriveError(f"name the profile {output.stem}.toml: it names its node's file")
+        raise ArgumentError(f"name the profile {output.stem}.toml: it names its node's file")
     from twinstream.executor.launch.rank_processes import RankProcesses
     from twinstream.executor.ranks.gpus import require_gpus
 
