@@ -144,6 +144,10 @@ def test_ranks_are_planned_for_a_cluster(profile):
     [
         (("--pp", 3), "pp 3 are 3 ranks, and there are 2"),
         (("--pipeline", "zero_bubble"), "'zero_bubble' is none that ranks run"),
+        (
+            ("--optimizer", "auto"),
+            "--optimizer auto: updates on the host are planned for one device",
+        ),
         (("--reduction", "fast"), "--reduction 'fast' is unknown; known: rank_order, library"),
         (
             ("--virtual-stages", 2, "--pipeline", "gpipe"),

@@ -263,6 +263,11 @@ def _require_of(
     Raises:
         LayoutError: names the flags, and says what to do.
     """
+    if kind != "device" and wanted.update_places != "recipe":
+        raise LayoutError(
+            f"--optimizer {wanted.optimizer}: updates on the host are planned for one device yet: "
+            "leave it out, or plan for one"
+        )
     if kind == "device":
         beside = [
             flag_of(name)

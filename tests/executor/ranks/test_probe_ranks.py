@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from tests.front_door.command_line import error_of
 from twinstream import ranks_probe
 from twinstream.clusters.running.places import keep_links, place_of_ranks_here
 from twinstream.executor.launch.rank_processes import RankProcesses
@@ -95,6 +96,19 @@ def test_a_rank_that_is_killed_ends_the_probe_with_one_message():
 
         with pytest.raises(RanksError, match="rank 1 was killed by signal 9"):
             probe_ranks(processes, CPU, 0.0, "cpu", kill)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [(("-o", "links.json"), "name the profile links.toml"),
+     (("--disk", "."), "--ranks goes without --model and --disk")],
+)  # fmt: skip
+def test_what_links_are_not_is_said_before_anything_is_measured(given, said):
+    assert said in error_of("probe", "--ranks", 2, *given)
+
+
+def test_far_more_ranks_than_cores_are_refused():
+    assert "ranks are timed" in error_of("probe", "--ranks", 1 << 20, "--backend", "cpu")
 
 
 def test_one_rank_has_no_links(one):

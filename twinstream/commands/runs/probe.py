@@ -45,6 +45,7 @@ class DtypeError(TwinstreamError):
     """A dtype, and a device that is not measured in it."""
 
 
+_MOST_RANKS_A_CORE = 16
 Disk = Annotated[
     Path | None,
     typer.Option(
@@ -113,8 +114,9 @@ def probe(  # noqa: PLR0913
             raise ArgumentError(
                 "--ranks goes without --model and --disk: give these to another probe"
             )
-        base = load_machine(machine) if machine else _probed(backend, dtype, quiet=as_json)
         device: BackendName = "cuda" if backend_named(backend) == "cuda" else "cpu"
+        _require_links(ranks, device, output)
+        base = load_machine(machine) if machine else _probed(backend, dtype, quiet=as_json)
         _probe_links(base, ranks, seconds, device, output, as_json=as_json)
         return
     if model is None:
@@ -149,6 +151,21 @@ def probe(  # noqa: PLR0913
         print_report(f"Wrote the profile to {output}; use it as --machine {output}.")
 
 
+def _require_links(num_ranks: int, backend: "BackendName", output: Path | None) -> None:
+    """
+    Raises:
+        ArgumentError: the file's name is none of a profile, or there are too many ranks.
+    """
+    if output is not None and output.suffix != ".toml":
+        raise ArgumentError(f"name the profile {output.stem}.toml: it names its node's file")
+    most = _MOST_RANKS_A_CORE * cores_here()
+    if backend == "cpu" and num_ranks > most:
+        raise ArgumentError(
+            f"--ranks {num_ranks:,}: this machine has {cores_here()} cores, on which up to {most} "
+            "ranks are timed"
+        )
+
+
 def _probe_links(
     base: Machine, num_ranks: int, seconds: float, backend: "BackendName", output: Path | None,
     *, as_json: bool,
@@ -156,11 +173,8 @@ def _probe_links(
     """Measure, tell, keep for runs of so many ranks, and write the cluster and its node's profile.
 
     Raises:
-        ArgumentError: the name is no TOML file's.
         TwinstreamError: as `probe_ranks`.
     """
-    if output is not None and output.suffix != ".toml":
-        raise ArgumentError(f"name the profile {output.stem}.toml: it names its node's file")
     from twinstream.executor.launch.rank_processes import RankProcesses
     from twinstream.executor.ranks.gpus import require_gpus
 
