@@ -148,6 +148,7 @@ def test_ranks_are_planned_for_a_cluster(profile):
             ("--optimizer", "auto"),
             "--optimizer auto: updates on the host are planned for one device",
         ),
+        (("--sequence-parallel", "--tp", 1), "of one part (give --tp N or --parts N)"),
         (("--reduction", "fast"), "--reduction 'fast' is unknown; known: rank_order, library"),
         (
             ("--virtual-stages", 2, "--pipeline", "gpipe"),

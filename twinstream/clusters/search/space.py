@@ -153,6 +153,8 @@ class SearchSpace:
         found = refusals_of(one, self.num_gpus)
         if self.here is not None:
             reasons = run_refusal(one.shape, one.recipe, layout), slices_refusal(one)
+            if self.fixed.get("sequence_parallel") is True and layout.token_slices == 1:
+                found.append("sequence parallelism of one part (give --tp N or --parts N)")
             return [*found, *(why_not for why_not in reasons if why_not is not None)]
         try:
             with_kernels(one, self.pricing.machine)
