@@ -61,7 +61,8 @@ def _in_memory(schedule: RankSchedule, options: RunOptions) -> Iterator[dict[Tie
     host_bytes, pinning = sizes.get(HOST, 0), arena_pinning(options.on_pinned)
     check_host_memory(host_bytes, host_limits())
     with pinned_arena(host_bytes, host_ranges(schedule), pinning) as pinned:
-        arena = DeviceArena(device_slab(sizes[DEVICE]))
+        with options.pool.allocating():
+            arena = DeviceArena(device_slab(sizes[DEVICE]))
         memory: dict[Tier, ArenaMemory] = {DEVICE: arena, HOST: pinned}
         try:
             yield memory
@@ -76,6 +77,7 @@ def _in_memory(schedule: RankSchedule, options: RunOptions) -> Iterator[dict[Tie
             raise
         memory.clear()
         del arena
+        options.pool.release()
         release_device()
 
 

@@ -1,6 +1,7 @@
 """The options of a run: where and how a schedule is executed."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, cast, get_args
 
@@ -21,6 +22,17 @@ have completed; only after that the state may be read or written. It returns whe
 
 def _say_nothing(line: str) -> None:
     """A default that can be sent to another process."""
+
+
+class DevicePool:
+    """Where the device arena is allocated: torch's own pool."""
+
+    def allocating(self) -> AbstractContextManager[None]:
+        """What is allocated meanwhile lies in the pool."""
+        return nullcontext()
+
+    def release(self) -> None:
+        """Nothing is left in it."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +60,8 @@ class RunOptions:
 
     `disk`: the files of what is at home on a disk.
 
+    `pool`: where the device arena is allocated (CUDA).
+
     `zero_ns`: the reading of `perf_counter_ns` that the timeline counts from, by default when the
     backend is made.
     """
@@ -68,6 +82,7 @@ class RunOptions:
     zero_ns: int | None = None
     disk: "DiskFiles | None" = None
     modules: ModulePrograms = field(default_factory=ModulePrograms)
+    pool: DevicePool = field(default_factory=DevicePool)
 
 
 def choose_graphs(name: str, backend: BackendName) -> Graphs:

@@ -17,7 +17,7 @@ from twinstream.executor.program.options import BackendName, Between, RunOptions
 from twinstream.executor.ranks.clocks import ClockOffset, clock_offset
 from twinstream.executor.ranks.communications import RankCommunications
 from twinstream.executor.ranks.device_waiting import waiting_on
-from twinstream.executor.ranks.groups import open_groups
+from twinstream.executor.ranks.groups import open_groups, rank_pool
 from twinstream.executor.ranks.resident import ResidentRank
 from twinstream.executor.ranks.waiting import Waiting
 from twinstream.executor.ranks.world import DEFAULT_START_S, Patience, World, world_of_environment
@@ -113,6 +113,7 @@ class RankRun:
         )
         with self._waiting.opening(world.rank, DEFAULT_START_S):
             self._groups = open_groups(schedule, world.rank, world.device, world.group_timeout)
+        self._pool = rank_pool(schedule, self._groups, world.device)
         self.communications = self._communications_of(self.part)
 
     @classmethod
@@ -164,6 +165,7 @@ class RankRun:
         options = replace(
             options, backend=self.backend, zero_ns=zero_ns - clock.offset_ns,
             between=inputs.between or options.between, on_filled=partial(self._all_begin, world),
+            pool=self._pool,
         )  # fmt: skip
         with self._waiting.watched_over(self.part):
             timeline, state = self._executed(inputs, options, found)

@@ -84,6 +84,11 @@ def rank_part(schedule: Schedule, rank: int) -> RankPart:
     return RankPart(rank, coordinates, own.name, part, channels)
 
 
+def class_name_of(schedule: Schedule, rank: int) -> str:
+    """The class of a rank: ranks of one class have the same slots."""
+    return _class_of(schedule, schedule.mesh.coordinates(rank)).name
+
+
 def _with_shards(part: RankSchedule, mesh: Mesh, coordinates: Mapping[str, int]) -> RankSchedule:
     """Calls on shards are told which of them is this rank's; the same where there are none."""
     filled = {}
