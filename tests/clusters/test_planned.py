@@ -105,6 +105,30 @@ def test_of_fixed_degrees_every_layout_is_tried_until_one_fits(monkeypatch):
     assert found.best[0].layout.pipeline == "ring" and len(tried) > 3
 
 
+def test_chunks_get_smaller_until_something_fits_and_are_the_largest_that_do(monkeypatch):
+    """Where not even the smallest fit, nothing between is planned."""
+    job, place, here = asked()
+    plan, tried, most = planned.planned_ranks, [], 128
+
+    def misfits(one, *given):
+        tried.append(one.workload.chunk_tokens)
+        if tried[-1] > most:
+            raise LayoutError("it does not fit")
+        return plan(one, *given)
+
+    monkeypatch.setattr(planned, "planned_ranks", misfits)
+    assert sorted({one.workload.chunk_tokens for one in (job, *here.other_cuts)})[:3] == [
+        most, 2 * most, 4 * most,
+    ] and job.workload.chunk_tokens == 2 * most  # fmt: skip
+    found = search_layouts(job, RANKS, place.cluster, {"pp": 2, "dp": 2}, here=here)
+    assert found.best[0].job.workload.chunk_tokens == most
+    most = 0
+    tried.clear()
+    with pytest.raises(NoLayoutError, match="it does not fit"):
+        search_layouts(job, RANKS, place.cluster, {"pp": 2, "dp": 2}, here=here)
+    assert set(tried) == {128, 256}
+
+
 def test_ranks_have_the_kernels_that_are_asked_for():
     job, place, here = asked()
     found = search_layouts(job, RANKS, place.cluster, {"dp": 4}, here=here)

@@ -61,24 +61,9 @@ class _Planned:
         asked = self._asked
         possible = asked.possible()
         ladders = self._ladders(possible)
-        found: list[RankedLayout] = []
-        seen: list[Candidate] = []
-        left = Counter(_MOST_FURTHER)
-        for ladder in ladders:
-            is_beaten = ladder.bound_s >= min((one.step_s for one in found), default=math.inf)
-            is_further = bool(found) and ladder.kind != ladders[0].kind
-            if is_beaten or (is_further and not left[ladder.kind]):
-                if ladder.bound_s:
-                    most = asked.job.tokens_per_step / ladder.bound_s
-                    seen.append(Candidate(ladder.layouts[0], most, is_bound=True))
-                continue
-            left[ladder.kind] -= is_further
-            for layout in ladder.layouts:
-                made = self._planned(asked.job.laid_out(layout), ladder.bound_s, layout.text)
-                seen.append(made if isinstance(made, Candidate) else made.candidate)
-                if isinstance(made, RankedLayout):
-                    found.append(made)
-                    break
+        found, seen = self._climbed(ladders, asked.job)
+        if not found:
+            found, seen = self._by_smaller_cuts(ladders, seen)
         if not found:
             raise NoLayoutError(
                 f"no layout of {asked.num_gpus} ranks can train this: {_reasons(seen)}"
@@ -91,6 +76,48 @@ class _Planned:
         return SearchResult(
             (best, *others), least_s, len(possible), len(found), self._num_planned, _told(told)
         )
+
+    def _by_smaller_cuts(
+        self, ladders: Sequence[_Ladder], seen: list[Candidate]
+    ) -> tuple[list[RankedLayout], list[Candidate]]:
+        """By the largest chunks with which something fits, where nothing does by the first cut.
+
+        Where nothing fits with the smallest, those between are not tried.
+        """
+        first = _chunk_tokens(self._asked.job)
+        cuts = [job for job in self._here.other_cuts if _chunk_tokens(job) < first]
+        cuts.sort(key=_chunk_tokens)
+        if not cuts or not (by_least := self._climbed(ladders, cuts[0]))[0]:
+            return [], seen
+        for cut in reversed(cuts[1:]):
+            if (by_this := self._climbed(ladders, cut))[0]:
+                return by_this
+        return by_least
+
+    def _climbed(
+        self, ladders: Sequence[_Ladder], cut: Job
+    ) -> tuple[list[RankedLayout], list[Candidate]]:
+        """The layouts that fit by one cut of the step, and what is said of all."""
+        found: list[RankedLayout] = []
+        seen: list[Candidate] = []
+        left = Counter(_MOST_FURTHER)
+        for ladder in ladders:
+            is_beaten = ladder.bound_s >= min((one.step_s for one in found), default=math.inf)
+            is_further = bool(found) and ladder.kind != ladders[0].kind
+            if is_beaten or (is_further and not left[ladder.kind]):
+                if ladder.bound_s:
+                    most = cut.tokens_per_step / ladder.bound_s
+                    seen.append(Candidate(ladder.layouts[0], most, is_bound=True))
+                continue
+            left[ladder.kind] -= is_further
+            for layout in ladder.layouts:
+                laid_out = cut.laid_out(_cut_as(layout, cut))
+                made = self._planned(laid_out, ladder.bound_s, laid_out.layout.text)
+                seen.append(made if isinstance(made, Candidate) else made.candidate)
+                if isinstance(made, RankedLayout):
+                    found.append(made)
+                    break
+        return found, seen
 
     def _ladders(self, possible: Sequence[Layout]) -> list[_Ladder]:
         """By kind, the best bound of all cuts first; of equal ones pipelines, whose bits are one
