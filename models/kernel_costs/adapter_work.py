@@ -43,6 +43,10 @@ class AdapterWork:
         """x A^T of every site, and what the base's product is added to."""
         return (*self.made_again(), *self._outputs(self._sites))
 
+    def keys(self) -> tuple[Work, ...]:
+        """K and V of their site, from x A^T."""
+        return self._outputs(self._sites, without=("q",))
+
     def recompute(self) -> tuple[Work, ...]:
         """Outputs again, from the x A^T that is kept; Q of its site, and not K and V."""
         again = [site for site in self._sites if site.name != "down"]

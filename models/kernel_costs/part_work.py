@@ -56,12 +56,15 @@ def kv_part_forward(of: ChunkWork) -> tuple[Work, ...]:
         of.vector("rms_norm", 2 * t * s.d_model),
         of.matmul(t, 2 * s.d_kv, s.d_model),
         of.vector("rope", 2 * t * s.d_kv),
+        *of.adapters.of_sites("qkv").made_again(),
+        *of.adapters.of_sites("qkv").keys(),
     )
 
 
 def context_part_forward(of: ChunkWork) -> tuple[Work, ...]:
     """Q, attention of gathered K and V, and the output projection."""
-    return (*attention_part_recompute(of), of.matmul(of.tokens, of.spec.d_model, of.spec.d_q))
+    output = of.matmul(of.tokens, of.spec.d_model, of.spec.d_q)
+    return (*attention_part_recompute(of), output, *of.adapters.of_sites("o").forward())
 
 
 def context_part_backward(of: ChunkWork) -> tuple[Work, ...]:
@@ -71,7 +74,9 @@ def context_part_backward(of: ChunkWork) -> tuple[Work, ...]:
         of.matmul(t, s.d_q, s.d_model),
         of.vector("rope", 2 * t * s.d_q),
         of.attention_backward(),
-        of.gradient_matmul(s.d_model, s.d_q, t),
+        *_gradients(of, (s.d_model, s.d_q)),
+        *of.adapters.of_sites("o").made_again(),
+        *of.adapters.of_sites("o").backward(),
     )
 
 
@@ -84,7 +89,9 @@ def qkv_part_backward(of: ChunkWork) -> tuple[Work, ...]:
         of.vector("rms_norm", 2 * t * d),
         *([of.matmul(t, s.d_kv, d)] if s.qk_norm else []),
         of.matmul(t, d, n),
-        of.gradient_matmul(n, d, t),
+        *_gradients(of, (n, d)),
+        *of.adapters.of_sites("qkv").made_again(),
+        *of.adapters.of_sites("qkv").backward(),
     )
 
 

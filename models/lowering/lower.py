@@ -14,7 +14,7 @@ from twinstream.models.layouts.layout import Layout
 from twinstream.models.lowering.decoder import DecoderLowering
 from twinstream.models.lowering.parts.expert_tasks import ExpertTasks, shares_experts_here
 from twinstream.models.lowering.parts.part_blocks import lower_in_parts
-from twinstream.models.lowering.parts.part_tasks import PartTasks, runs_in_parts
+from twinstream.models.lowering.parts.part_tasks import PartTasks
 from twinstream.models.lowering.parts.sequence_tasks import SequenceTasks
 from twinstream.models.lowering.parts.token_tasks import TokenTasks
 from twinstream.models.lowering.stage_cut import stage_cut
@@ -67,7 +67,7 @@ def lower(
     if layout is None:
         return _chain(step_lowering(model, workload, _settled(model, workload, recipe)))
     decoder = require_decoder(model)
-    in_parts = runs_in_parts(layout, recipe) and not folded
+    in_parts = _runs_in_parts(layout, recipe) and not folded
     shares = shares_experts_here(layout, recipe) and not folded
     is_split = layout.tp * layout.cp * layout.ep > 1 and not in_parts and not shares
     if folded or is_split or recipe.implementations.vector == "megatron":
@@ -78,6 +78,13 @@ def lower(
     blocks = TokenTasks if in_parts and layout.token_slices > 1 else blocks
     blocks = SequenceTasks if in_parts and layout.splits_sequences else blocks
     return _chain(blocks(decoder, workload, recipe, cut))
+
+
+def _runs_in_parts(layout: Layout, recipe: Recipe) -> bool:
+    """Whether kernels of ours that are named compute a layout in parts."""
+    kernels = recipe.kernels
+    own = kernels is not None and kernels.vector != "megatron"
+    return own and layout.ep == 1 and layout.in_parts
 
 
 def _settled(model: AnyModel, workload: Workload, recipe: Recipe) -> Recipe:

@@ -109,7 +109,9 @@ class StageOptimizer(OptimizerTasks):
                 f"reduce.{group}", group, "all_reduce", axes, [self._gradient(group, "update")]
             )
 
-    def _sum_pieces(self, group: str, pieces: int, tensor: str) -> None:
+    def _sum_pieces(self, group: str, pieces: int, tensor: str, total: str | None = None) -> None:
+        """Add up pieces of a group's gradient to that, or to a `total` of some chunks."""
+        total = total or group
         builder, dtype = self.builder, self.shapes.gradient_dtype
         count = self.shapes.num_elements(group)
         call = builder.call(
@@ -117,8 +119,8 @@ class StageOptimizer(OptimizerTasks):
             {"dtype": dtype, "num_elements": count, "num_pieces": pieces},
             sum_pieces_work(count, pieces, dtype),
         )  # fmt: skip
-        operands = [builder.read("pieces", tensor), self._gradient(group, "write")]
-        builder.add(f"sum_pieces.{group}", call, operands, self._label("reduce_gradients", group))
+        operands = [builder.read("pieces", tensor), builder.write("gradients", f"grad.{total}")]
+        builder.add(f"sum_pieces.{total}", call, operands, self._label("reduce_gradients", group))
 
     def _summed(self, group: str) -> str:
         sharding = self._cut.sharding(group)

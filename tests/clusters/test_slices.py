@@ -20,21 +20,24 @@ from twinstream.clusters.pipeline import cluster_evaluation_of, plan_pipeline
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout, LayoutError
+from twinstream.models.loss import Dpo
 from twinstream.models.recipes.lora import Lora
 from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.cluster.verify import verify
 from twinstream.schedule.document import RankSchedule, Schedule
 from twinstream.schedule.workload import Packing, Workload
 
-FROZEN = "LoRA, frozen weights or a base in few bits beside cp 2"
+SAVES = {"lora": Lora(rank=4, alpha=8.0, saved=("lm_head",))}
+ADAPTERS = Recipe(lora=Lora(rank=4, alpha=8.0), clips=True)
+PAIRS = {"loss": Dpo()}
 
 
 @cache
-def planned(**fields: object) -> Schedule:
+def planned(recipe: Recipe = CLIPS, **fields: object) -> Schedule:
     """Of cp 2 ranks that have two parts of each sequence, four slices of four tokens."""
     layout = Layout.model_validate({"cp": 2, "cp_parts": 4, "zero": 0, **fields})
     spec = SMALL.model_copy(update={"num_layers": layout.pp})
-    return plan_pipeline(Job.of_step(spec, WORKLOAD, CLIPS, layout), load_machine("cpu"))
+    return plan_pipeline(Job.of_step(spec, WORKLOAD, recipe, layout), load_machine("cpu"))
 
 
 def test_its_evaluation_is_proven_too():
@@ -47,7 +50,8 @@ def test_its_evaluation_is_proven_too():
     ("recipe", "fields", "wanted"),
     [
         ({}, {"cp_parts": 3}, "3 parts of a sequence on cp 2 (as many on each rank)"),
-        ({"lora": Lora(rank=4, alpha=8.0)}, {}, FROZEN), ({"frozen": ("0",)}, {}, FROZEN),
+        (SAVES, {}, "modules that LoRA saves whole beside cp 2"),
+        (PAIRS, {}, "a loss of pairs beside cp 2"),
     ],
 )  # fmt: skip
 def test_what_is_not_computed_in_slices_is_refused_by_name(recipe, fields, wanted):
@@ -86,6 +90,17 @@ def fed_another_slice(part: RankSchedule) -> RankSchedule:
 )  # fmt: skip
 def test_a_damaged_exchange_or_slice_is_seen(change):
     assert_seen(planned(), change)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        dropped("reduce.lora.0.tp0"), said("reduce.lora.0", reduction="rank_order"),
+        attribute("kv_part_forward", lora_rank=2), attribute("qkv_part_backward", frozen=False),
+    ],
+)  # fmt: skip
+def test_a_damaged_sum_of_adapters_is_seen(change):
+    assert_seen(planned(ADAPTERS), change)
 
 
 def test_swapped_exchanges_and_other_meshes_are_seen():

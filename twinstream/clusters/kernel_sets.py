@@ -17,7 +17,7 @@ from twinstream.models.layouts.layout import Layout, LayoutError
 from twinstream.models.loss import CrossEntropy
 from twinstream.models.providers.model import AnyModel, model_of
 from twinstream.models.recipes.adapter_layout import expert_sites
-from twinstream.models.recipes.quantized_base import BLOCK_ELEMENTS
+from twinstream.models.recipes.quantized_base import BLOCK_ELEMENTS, SCALE_BYTES
 from twinstream.models.recipes.recipe import USUALLY_NARROW, KernelChoice, Recipe
 from twinstream.models.recipes.update_rules import rule_text
 from twinstream.planner.kernel_choice import usual_kernels
@@ -69,14 +69,14 @@ def parts_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | None
         )
     reasons = model_parts_refusal(decoder, layout.num_parts)
     block = BLOCK_ELEMENTS.get(recipe.base, 1)
+    # rows that are not cut need whole bytes of scales alone
+    unit = block if layout.num_parts > 1 else max(1, block // SCALE_BYTES)
     of_part = [width // layout.num_parts for width in (decoder.d_q, decoder.d_ff)]
     beside = {
         "modules that LoRA saves whole": recipe.lora is not None and bool(recipe.lora.saved),
         f"a base in {recipe.base}, of which {block} elements of a row share a scale,": any(
-            width % block for width in (decoder.d_model, *of_part)
+            width % unit for width in (decoder.d_model, *of_part)
         ),
-        "LoRA, frozen weights or a base in few bits": layout.splits_sequences
-        and (recipe.lora is not None or bool(recipe.frozen) or recipe.base != "model"),
         "a loss of pairs": layout.splits_sequences and recipe.loss.sides > 1,
         f"the {recipe.loss.text}": recipe.loss.parts_kernel is None,
         "Muon, whose matrices are whole": recipe.update == "muon",

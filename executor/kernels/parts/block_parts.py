@@ -62,7 +62,9 @@ def kv_part_forward(
     """Write K and V of some heads alone."""
     block = BlockOperands.of(operands, attributes, vector, calls)
     with block.workspace.frame():
-        write_kv(block, _normed(block, "attention_norm"))
+        normed = _normed(block, "attention_norm")
+        block.adapters.write_low("qkv", normed)
+        write_kv(block, normed)
 
 
 def attention_part_recompute(
@@ -119,6 +121,7 @@ def context_part_backward(
     """
     block = BlockOperands.of(operands, attributes, vector, calls)
     gradients = _PartGradients.of_part(block, attributes, _ATTENTION, {})
+    gradients.adapters.begin(frozenset({"o"}))
     d_q_TQ = operands["d_q"].view(block.call.dtype, (block.call.num_tokens, block.call.spec.d_q))
     attention_backward(block, gradients, d_q_TQ, None)
 
@@ -131,6 +134,7 @@ def qkv_part_backward(
     tokens, spec = block.call.num_tokens, block.call.spec
     piece, heads = _piece(block), _head_norms(block, attributes)
     gradients = _PartGradients.of_part(block, attributes, _ATTENTION, heads, piece)
+    gradients.adapters.begin(frozenset({"qkv"}))
     d_qkv_TN = block.take(spec.d_q + 2 * spec.d_kv)
     d_q_TQ, d_kv_T2KE = block.q_and_kv(d_qkv_TN)
     row = 2 * spec.d_kv * torch.float32.itemsize

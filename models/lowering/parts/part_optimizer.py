@@ -21,27 +21,27 @@ class PartOptimizer(StageOptimizer):
 
     shapes: PartShapes
 
-    def _complete(self, group: str) -> None:
+    def add_up_shared(self, group: str) -> None:
         """Add up what all parts have made of the gradient of what they share."""
-        if self.shapes.is_summed(group) and self.shapes.spec.parts > 1:
-            self._add_up_shared(group)
-        super()._complete(group)
+        shapes = self.shapes
+        if shapes.is_summed(group) and shapes.spec.parts > 1:
+            for total in shapes.sums(group):
+                self._add_up_parts(group, total)
 
-    def _add_up_shared(self, group: str) -> None:
+    def _add_up_parts(self, group: str, total: str) -> None:
         builder, label = self.builder, self._label("reduce_gradients", group)
-        tensor = f"{GRADIENT_PIECES}.{group}"
+        tensor = f"{GRADIENT_PIECES}.{total}"
         if not self.shapes.sums_in_order:
             said = CollectiveCall("all_reduce", ("tp",), "tp.norm")
-            builder.communicate(
-                f"reduce.parts.{group}", said, [self._gradient(group, "update")], label
-            )
+            summed = builder.update("gradients", f"grad.{total}")
+            builder.communicate(f"reduce.parts.{total}", said, [summed], label)
             return
         if self._cut.layout.tp > 1:
             operands = [builder.read("own", tensor), builder.write("all", f"all_{tensor}")]
             said = CollectiveCall("all_gather", ("tp",), "tp.norm")
-            builder.communicate(f"gather.parts.{group}", said, operands, label)
+            builder.communicate(f"gather.parts.{total}", said, operands, label)
             tensor = f"all_{tensor}"
-        self._sum_pieces(group, self.shapes.spec.parts, tensor)
+        self._sum_pieces(group, self.shapes.spec.parts, tensor, total)
 
     def _sum_squares(self, group: str) -> None:
         super()._sum_squares(group)

@@ -70,11 +70,19 @@ class PartShapes(StageShapes):
         """Likewise, of a part by its number."""
         return self.local(tensor, f"{PART}{number}")
 
-    def piece_of_gradient(self, group: str, number: int) -> str:
+    def piece_of_gradient(self, group: str, number: int, chunk: int) -> str:
         """Where a part adds its share of the gradient of adapters that all parts read."""
         if not self.sums_in_order:
-            return f"grad.{group}"
-        return self.of_part(f"{GRADIENT_PIECES}.{group}", number)
+            return self.sum_of(f"grad.{group}", chunk)
+        return self.of_part(self.sum_of(f"{GRADIENT_PIECES}.{group}", chunk), number)
+
+    def sum_of(self, tensor: str, chunk: int) -> str:
+        """Where what a chunk adds to a tensor is added up at first."""
+        return tensor
+
+    def sums(self, tensor: str) -> list[str]:
+        """All of these."""
+        return [tensor]
 
     @property
     def sums_in_order(self) -> bool:
@@ -164,8 +172,9 @@ def declare_parts(builder: ChainBuilder, shapes: PartShapes) -> None:
     for group in shapes.trained:
         if shapes.is_summed(group) and shapes.sums_in_order:
             made = Pieces(shapes.gradient_dtype, shapes.num_elements(group))
-            tensor, over_ranks = f"{GRADIENT_PIECES}.{group}", shapes.cut.layout.tp > 1
-            declare_sum(builder, shapes, tensor, made, over_ranks, "gradient")
+            over_ranks = shapes.cut.layout.tp > 1
+            for tensor in shapes.sums(f"{GRADIENT_PIECES}.{group}"):
+                declare_sum(builder, shapes, tensor, made, over_ranks, "gradient")
     declare_results(builder, shapes)
 
 

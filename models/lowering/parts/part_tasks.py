@@ -19,7 +19,6 @@ from twinstream.models.kernel_costs.part_work import (
     parts_loss,
 )
 from twinstream.models.layout import EMBEDDING, HEAD, PART
-from twinstream.models.layouts.layout import Layout
 from twinstream.models.lowering.chain_builder import CollectiveCall, by_rank
 from twinstream.models.lowering.declarations import declare_groups
 from twinstream.models.lowering.decoder_calls import KernelCalls, frozen_attribute
@@ -46,6 +45,7 @@ class PartTasks(TaskBlocks):
     """Adds the tasks of a stage of a training step, or of an evaluation, in parts."""
 
     shapes: PartShapes
+    groups: PartOptimizer
     spec: PartedSpec
     shapes_kind = PartShapes
     groups_kind = PartOptimizer
@@ -176,11 +176,7 @@ class PartTasks(TaskBlocks):
         inputs = self._mlp_inputs(layer, chunk, number)
         again = self.calls.block("mlp_part_recompute", chunk, layer)
         made = [*inputs, builder.again("projections", gate_up)]
-        label = Label(kind="block_recompute", layer=layer, chunk=chunk, round=0, level="ATTENTION")
-        group = self._named("mlp", chunk, layer, number)
-        for level in ("ATTENTION", "INPUT"):
-            one = label.model_copy(update={"level": level})
-            self._recompute(group, one, again, made)
+        self._recompute("mlp", (chunk, layer, number), again, made, ("ATTENTION", "INPUT"))
         operands = [
             *inputs,
             builder.read("projections", gate_up),
@@ -204,15 +200,14 @@ class PartTasks(TaskBlocks):
             builder.again("attention", f"attention.{where}"),
             builder.again("projections", f"q.{where}"),
         ]
-        label = Label(kind="block_recompute", layer=layer, chunk=chunk, round=0, level="INPUT")
-        self._recompute(self._named("attention", chunk, layer, number), label, again, made)
+        self._recompute("attention", (chunk, layer, number), again, made)
         operands = [
             *inputs,
             builder.read("attention", f"attention.{where}"),
             builder.read("projections", f"q.{where}"),
             self._d_hidden(chunk),
             *self._part_gradients(layer, number, chunk),
-            *self._head_norm_gradients(layer, number),
+            *self._head_norm_gradients(layer, number, chunk),
             self._piece(chunk, number),
         ]
         if self.workload.sliced:
@@ -259,9 +254,9 @@ class PartTasks(TaskBlocks):
         """Those of a part's weights and adapters; and its piece of those of all parts' adapters."""
         group = adapter_group(layer)
         found = self._gradient_of(f"{layer}{PART}{number}", chunk)
-        found += self._gradient("adapter_gradients", f"{group}{PART}{number}", 0)
+        found += self._gradient_of(f"{group}{PART}{number}", chunk, "adapter_gradients")
         if group in self.trained:
-            piece = self.shapes.piece_of_gradient(group, number)
+            piece = self.shapes.piece_of_gradient(group, number, chunk)
             found.append(self.builder.accumulate("shared_adapter_gradients", piece))
         return found
 
@@ -270,9 +265,15 @@ class PartTasks(TaskBlocks):
         is_frozen = f"{layer}{PART}0" not in self.trained
         return frozenset({str(layer)} if is_frozen else ())
 
-    def _recompute(self, group: str, label: Label, call: str, operands: list[TaskOperand]) -> None:
-        name = f"{group}.recompute.{label.level}"
-        self.builder.add_recompute(group, name, call, operands, label)
+    def _recompute(
+        self, what: str, place: tuple[int, int, int], call: str, made: list[TaskOperand],
+        levels: tuple[str, ...] = ("INPUT",),
+    ) -> None:  # fmt: skip
+        chunk, layer, number = place
+        group = self._named(what, chunk, layer, number)
+        for level in levels:
+            label = Label(kind="block_recompute", layer=layer, chunk=chunk, round=0, level=level)
+            self.builder.add_recompute(group, f"{group}.recompute.{level}", call, made, label)
 
     # Head
 
@@ -347,9 +348,20 @@ class PartTasks(TaskBlocks):
         """Where a chunk's loss is added to."""
         return "loss"
 
-    def _gradient_of(self, group: str, chunk: int) -> list[TaskOperand]:
+    def _gradient_of(self, group: str, chunk: int, name: str = "gradients") -> list[TaskOperand]:
         """Where a chunk's contribution to a group's gradient is added to."""
-        return self._gradient("gradients", group, 0)
+        if group not in self.trained:
+            return []
+        return [self.builder.accumulate(name, self.shapes.sum_of(f"grad.{group}", chunk))]
+
+    def _after_group(self, group: str, round_: int) -> None:
+        if self._completes and group in self.trained:
+            self._add_up_own(group)
+        super()._after_group(group, round_)
+
+    def _add_up_own(self, group: str) -> None:
+        """Add up what parts have made of a group's gradient."""
+        self.groups.add_up_shared(group)
 
     def _head_operands(self, chunk: int, group: str) -> list[TaskOperand]:
         read = self.builder.read
@@ -384,7 +396,7 @@ class PartTasks(TaskBlocks):
     def _d_hidden(self, chunk: int) -> TaskOperand:
         return self.builder.read("d_hidden", self.shapes.whole(f"d_hidden.{chunk}", chunk))
 
-    def _head_norm_gradients(self, layer: int, number: int) -> list[TaskOperand]:
+    def _head_norm_gradients(self, layer: int, number: int, chunk: int) -> list[TaskOperand]:
         """Where a part adds its gradients of norms that heads share: here behind its piece."""
         return []
 
@@ -404,10 +416,8 @@ class PartTasks(TaskBlocks):
             self._communicate(what, "all_reduce", pieces, chunk, layer)
 
     def _pieces(self, chunk: int) -> TaskOperand:
-        tensor = f"{PIECES}.{chunk}"
-        return self.builder.read(
-            "pieces", f"all_{tensor}" if self.shapes.gathers_pieces else tensor
-        )
+        name = f"all_{PIECES}.{chunk}" if self.shapes.gathers_pieces else f"{PIECES}.{chunk}"
+        return self.builder.read("pieces", name)
 
     def _gathered(self, what: str, tensor: str, chunk: int, layer: int | None) -> str:
         """Gather what all ranks' parts have made; return where it is."""
@@ -428,10 +438,9 @@ class PartTasks(TaskBlocks):
     ) -> None:
         """Add up the pieces of all parts, and what they are added to."""
         builder, num_pieces = self.builder, self.shapes.num_pieces
-        rows = self.shapes.rows
-        cost = add_parts(self.calls.work(), rows, num_pieces, residual=residual is not None)
-        suffix = "" if residual is None else ".residual"
-        call = self.calls.other("add_parts", cost, self._of_pieces, suffix)
+        rows, has_residual = self.shapes.rows, residual is not None
+        cost = add_parts(self.calls.work(), rows, num_pieces, residual=has_residual)
+        call = self.calls.other("add_parts", cost, self._of_pieces, ".residual" * has_residual)
         added = [] if residual is None else [builder.read("hidden", residual)]
         operands = [self._pieces(chunk), *added, builder.write("output", output)]
         self._task(kind, chunk, layer, call, operands)
@@ -445,8 +454,7 @@ class PartTasks(TaskBlocks):
         }  # fmt: skip
         if layer is not None and self.spec.qk_norm:
             told["head_dim"] = self.spec.head_dim
-        cost = self._norm_cost
-        call = self.calls.other("norm_parts_backward", cost, told, f".{norm}")
+        call = self.calls.other("norm_parts_backward", self._norm_cost, told, f".{norm}")
         make = builder.write if layer is None else builder.update
         operands = [
             self._pieces(chunk),
@@ -462,8 +470,7 @@ class PartTasks(TaskBlocks):
 
     @property
     def _norm_cost(self) -> tuple[Work, ...]:
-        shapes = self.shapes
-        return norm_parts_backward(self.calls.work(), shapes.rows, shapes.num_pieces)
+        return norm_parts_backward(self.calls.work(), self.shapes.rows, self.shapes.num_pieces)
 
     @property
     def _of_pieces(self) -> dict[str, Attribute]:
@@ -491,10 +498,3 @@ class PartTasks(TaskBlocks):
         name = self._named(kind, chunk, layer, number)
         self.builder.add(name, call, operands, self.builder.label(kind, layer, chunk, 0))
         return name
-
-
-def runs_in_parts(layout: Layout, recipe: Recipe) -> bool:
-    """Whether kernels of ours that are named compute a layout in parts."""
-    kernels = recipe.kernels
-    own = kernels is not None and kernels.vector != "megatron"
-    return own and layout.ep == 1 and layout.in_parts

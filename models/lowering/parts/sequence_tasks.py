@@ -24,7 +24,7 @@ from twinstream.models.lowering.parts.part_tasks import PartTasks
 from twinstream.models.lowering.stage_cut import StageCut
 from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.cluster.projecting import CP, slice_place
-from twinstream.schedule.ops import Label, TaskOperand
+from twinstream.schedule.ops import TaskOperand
 from twinstream.schedule.workload import Workload
 
 Half = Literal["low", "high"]
@@ -72,6 +72,12 @@ class SequenceShapes(PartShapes):
         """A tensor that each part of a sequence has by itself until these are added up."""
         return tensor if part == 0 else f"{tensor}.cp{part}"
 
+    def sum_of(self, tensor: str, chunk: int) -> str:
+        return self.of_sequence_part(tensor, self.part_of_sequence(chunk))
+
+    def sums(self, tensor: str) -> list[str]:
+        return [self.of_sequence_part(tensor, part) for part in range(self.parts_of_sequence)]
+
     def sequences(self) -> range:
         """Of all microbatches."""
         return range(self.num_chunks // self.each)
@@ -87,15 +93,15 @@ class SequenceShapes(PartShapes):
         half, index = divmod(index, self.half) if self.is_gathered else (0, index)
         return f"{of_halves[half]}.part{index}"
 
-    def sums_of_keys(self, layer: int, sequence: int, number: int, part: int) -> str:
-        """What one of the rank's parts of a sequence adds to gradients of K and V."""
-        return self.of_sequence_part(f"d_context.{layer}.{sequence}{PART}{number}", part)
+    def sums_of_keys(self, layer: int, sequence: int, number: int) -> list[str]:
+        """What each of the rank's parts of a sequence adds to gradients of K and V."""
+        return self.sums(f"d_context.{layer}.{sequence}{PART}{number}")
 
     def d_keys(self, layer: int, sequence: int, number: int, half: Half) -> str:
         """The summed gradients of K and V of a rank's half of a sequence's chunks."""
         if self.is_gathered:
             return f"d_kv.{sequence}{PART}{number}.{half}"
-        return f"{self.sums_of_keys(layer, sequence, number, 0)}.{half}"
+        return f"{self.sums_of_keys(layer, sequence, number)[0]}.{half}"
 
 
 @dataclass(frozen=True)
@@ -149,8 +155,7 @@ class SequenceTasks(PartTasks):
                     for name in held:
                         pieces = [f"part{i}" for i in range(shapes.each // len(held))]
                         self._declare_keys(name, dtype, tokens, pieces)
-                    for part in range(shapes.parts_of_sequence):
-                        name = shapes.sums_of_keys(layer, sequence, number, part)
+                    for name in shapes.sums_of_keys(layer, sequence, number):
                         self._declare_keys(name, "float32", tokens * count // 2, _HALVES)
                 where = f"{sequence}{PART}{number}"
                 if shapes.is_gathered:
@@ -262,11 +267,10 @@ class SequenceTasks(PartTasks):
             builder.again("attention", f"attention.{where}"),
             builder.again("projections", f"q.{where}"),
         ]
-        label = Label(kind="block_recompute", layer=layer, chunk=chunk, round=0, level="INPUT")
-        self._recompute(self._named("attention", chunk, layer, number), label, again, made)
+        self._recompute("attention", (chunk, layer, number), again, made)
         part = shapes.part_of_sequence(chunk)
         last = shapes.each - 1 - part * shapes.half // shapes.parts_of_sequence
-        sums = shapes.sums_of_keys(layer, chunk // shapes.each, number, part)
+        sums = shapes.sums_of_keys(layer, chunk // shapes.each, number)[part]
         make = builder.write if chunk % shapes.each == last else builder.update
         operands = [
             *self._weights(layer, number),
@@ -274,11 +278,11 @@ class SequenceTasks(PartTasks):
             builder.read("attention", f"attention.{where}"),
             builder.read("projections", f"q.{where}"),
             builder.read("d_hidden", f"d_hidden.{chunk}"),
-            *self._gradient_of(f"{layer}{PART}{number}", chunk),
+            *self._part_gradients(layer, number, chunk),
             builder.write("d_q", f"d_q.{chunk}{PART}{number}"),
             make("d_context", sums, num_parts=self._halves_seen(chunk)),
         ]
-        call = self.calls.block("context_part_backward", chunk, layer)
+        call = self.calls.block("context_part_backward", chunk, layer, frozen=self._frozen(layer))
         task = self._task("attention_backward", chunk, layer, call, operands, number)
         builder.bind_recomputes(before=task)
 
@@ -291,10 +295,7 @@ class SequenceTasks(PartTasks):
         size = self.workload.seq_len // 2 * 2 * self.spec.part.d_kv
         for sequence, number in self._sequences():
             where = f"{sequence}{PART}{number}"
-            sums = [
-                f"{shapes.sums_of_keys(layer, sequence, number, part)}.{half}"
-                for part in range(shapes.parts_of_sequence)
-            ]
+            sums = [f"{tensor}.{half}" for tensor in shapes.sums_of_keys(layer, sequence, number)]
             self._add_pairwise(f"d_kv.{half}.{layer}.{where}", sums, size, "float32", layer)
             if shapes.is_gathered:
                 operands = [
@@ -314,11 +315,12 @@ class SequenceTasks(PartTasks):
             read("projections", f"q.{layer}.{chunk}{PART}{number}"),
             read("d_q", f"d_q.{chunk}{PART}{number}"),
             read("d_kv", shapes.d_keys(layer, sequence, number, shapes.half_of(chunk))),
-            *self._gradient_of(f"{layer}{PART}{number}", chunk),
+            *self._part_gradients(layer, number, chunk),
             self._piece(chunk, number),
         ]
         told = {"kv_start": index % shapes.half * self.workload.chunk_tokens}
-        call = self.calls.block("qkv_part_backward", chunk, layer, told=told)
+        frozen = self._frozen(layer)
+        call = self.calls.block("qkv_part_backward", chunk, layer, frozen=frozen, told=told)
         self._task("qkv_backward", chunk, layer, call, operands, number)
 
     # Sums over parts of sequences
@@ -340,7 +342,7 @@ class SequenceTasks(PartTasks):
     def _loss_of(self, chunk: int) -> str:
         """That of the first microbatch is by itself, as an evaluation has it."""
         losses = "loss" if chunk < self._chunks_each else _LATER
-        return self.shapes.of_sequence_part(losses, self.shapes.part_of_sequence(chunk))
+        return self.shapes.sum_of(losses, chunk)
 
     def _complete_first_loss(self) -> None:
         if self._microbatch == 0:
@@ -348,30 +350,18 @@ class SequenceTasks(PartTasks):
 
     def _complete_loss(self, name: str) -> None:
         """Add up what parts, and then what ranks, have of a loss."""
-        parts = range(self.shapes.parts_of_sequence)
-        losses = [self.shapes.of_sequence_part(name, part) for part in parts]
-        self._add_pairwise(name, losses, 1, "float32", None)
+        self._add_pairwise(name, self.shapes.sums(name), 1, "float32", None)
         if self.shapes.is_gathered:
             said = CollectiveCall("all_reduce", (CP,), f"{CP}.loss", reduction="pairwise")
             loss = self.builder.update("loss", name)
             self.builder.communicate(f"reduce.{name}", said, [loss], self.builder.label(CP))
 
-    def _gradient_of(self, group: str, chunk: int) -> list[TaskOperand]:
-        if group not in self.trained:
-            return []
-        part = self.shapes.part_of_sequence(chunk)
-        tensor = self.shapes.of_sequence_part(f"grad.{group}", part)
-        return [self.builder.accumulate("gradients", tensor)]
-
-    def _after_group(self, group: str, round_: int) -> None:
-        if self._completes and group in self.trained:
-            shapes, dtype = self.shapes, self.shapes.gradient_dtype
-            count = self._gradient_bytes[group] // ITEMSIZE_BYTES[dtype]
-            sums = [
-                shapes.of_sequence_part(f"grad.{group}", i) for i in range(shapes.parts_of_sequence)
-            ]
-            self._add_pairwise(f"grad.{group}", sums, count, dtype, self.spec.layer_of(group))
-        super()._after_group(group, round_)
+    def _add_up_own(self, group: str) -> None:
+        super()._add_up_own(group)
+        tensor, dtype = f"grad.{group}", self.shapes.gradient_dtype
+        count = self._gradient_bytes[group] // ITEMSIZE_BYTES[dtype]
+        sums = self.shapes.sums(tensor)
+        self._add_pairwise(tensor, sums, count, dtype, self.spec.layer_of(group))
 
     def _add_pairwise(
         self, what: str, sums: list[str], count: int, dtype: str, layer: int | None

@@ -98,11 +98,11 @@ class TokenTasks(PartTasks):
         tensor = f"{PIECES}.{chunk}"
         return self.builder.read("pieces", tensor if self.spec.tp == 1 else f"all_{tensor}")
 
-    def _head_norm_gradients(self, layer: int, number: int) -> list[TaskOperand]:
+    def _head_norm_gradients(self, layer: int, number: int, chunk: int) -> list[TaskOperand]:
         group = str(layer)
         if not self.spec.qk_norm or group not in self.trained:
             return []
-        piece = self.shapes.piece_of_gradient(group, number)
+        piece = self.shapes.piece_of_gradient(group, number, chunk)
         return [self.builder.accumulate("shared_gradients", piece)]
 
     def _norm_gradient(self, group: str, chunk: int) -> list[TaskOperand]:

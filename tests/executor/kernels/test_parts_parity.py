@@ -133,10 +133,17 @@ def test_slices_of_tokens_take_the_scratch_that_is_declared(monkeypatch):
     assert all(most == declared for most, declared in seen.values()), seen
 
 
-def test_slices_take_the_scratch_that_is_declared(monkeypatch):
-    chain = chain_of(spec_of("qwen3"), SEQ_LEN // 4, 2, cp_parts=2)
-    seen = scratch_of(chain, monkeypatch)
-    assert len(seen) == 13, seen  # all but embed_part_forward and add_parts
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"lora": lora_of("r=4,alpha=8")}, {"lora": lora_of("r=4,alpha=8"), "base": "nf4"}],
+    ids=["all", "adapters", "nf4"],
+)
+def test_slices_take_the_scratch_that_is_declared(changes, monkeypatch):
+    spec = load_preset("tiny") if "base" in changes else spec_of("qwen3")
+    recipe = RECIPE.model_copy(update=changes)
+    seen = scratch_of(chain_of(spec, SEQ_LEN // 4, 2, recipe, cp_parts=2), monkeypatch)
+    # All but embed_part_forward and add_parts; the embedding of adapters is frozen.
+    assert len(seen) == (12 if changes else 13), seen
     assert all(most == declared for most, declared in seen.values()), seen
 
 

@@ -6,8 +6,18 @@ from functools import cache
 import pytest
 import torch
 
+from tests.executor.ranks import test_tensor_parallel as tensor_parallel
 from tests.executor.ranks.one_process import Reference, train_replicas
-from tests.executor.ranks.test_tensor_parallel import CLIPS, LION, MASTER, MAX_NORM, trained
+from tests.executor.ranks.test_tensor_parallel import (
+    ADAPTERS,
+    CLIPS,
+    FROZEN,
+    LION,
+    MASTER,
+    NF4,
+    SOME,
+    trained,
+)
 from tests.executor.ranks.trained import NUM_STEPS, Case, planned_ranks
 from twinstream.executor.launch.rank_processes import RankProcesses
 from twinstream.executor.state.parted_state import RankStates
@@ -17,6 +27,7 @@ from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
 
+EIGHT = ADAPTERS.model_copy(update={"base": "8bit"})
 TWO_ROUNDS = Workload(seq_len=64, chunk_tokens=64, chunks_per_round=2, rounds_per_step=2)
 
 
@@ -26,7 +37,7 @@ def laid(cp: int, cp_parts: int | None = 4, **fields: object) -> Layout:
 
 
 def case_of(layout: Layout, recipe: Recipe = CLIPS, **fields: object) -> Case:
-    return replace(Case(layout, recipe, MAX_NORM, heads=8, workload=TWO_ROUNDS), **fields)
+    return tensor_parallel.case_of(layout, recipe, **{"workload": TWO_ROUNDS, **fields})
 
 
 def in_one_process(case: Case) -> Reference:
@@ -52,7 +63,7 @@ def assert_as_one_process(case: Case, processes: RankProcesses) -> None:
     losses, norms, state = trained(case, processes)
     assert losses == expected.losses
     assert norms == expected.norms
-    assert min(norms) > MAX_NORM
+    assert min(norms, default=1.0) > case.max_norm
     assert state.keys() == expected.state.keys()
     for name, flat in expected.state.items():
         assert torch.equal(state[name], flat), name
@@ -63,6 +74,19 @@ def test_two_ranks_of_parts_have_the_bits_of_one_process(two, dtype):
     assert_as_one_process(case_of(laid(2), dtype=dtype), two)
 
 
+@pytest.mark.parametrize(
+    ("layout", "recipe"),
+    [
+        (laid(2), NF4), (laid(2, cp_parts=2, dp=2, zero=3), SOME), (laid(4), ADAPTERS),
+        (laid(2, cp_parts=2, tp=2, parts=2), ADAPTERS), (laid(2, cp_parts=2), FROZEN),
+    ],
+    ids=["nf4", "zero3-some", "four", "tp", "frozen"],
+)  # fmt: skip
+def test_adapters_and_frozen_layers_have_the_bits_of_one_process(two, four, layout, recipe):
+    case = case_of(layout, recipe, preset="tiny-qwen3")
+    assert_as_one_process(case, two if layout.num_gpus == 2 else four)
+
+
 LAYOUTS = (
     laid(1), laid(2), laid(4), laid(4, cp_parts=None), laid(2, recompute="full"),
     laid(2, recompute="attention"), laid(2, pp=2),
@@ -70,23 +94,25 @@ LAYOUTS = (
     *(laid(2, dp=2, zero=zero) for zero in (1, 2, 3)), laid(4, zero=3),
     laid(2, cp_parts=2, tp=2, parts=2), laid(1, cp_parts=2, tp=2, parts=2),
 )  # fmt: skip
+RECIPES = {
+    "model-adamw": (CLIPS, "bfloat16"), "float32_master-adamw": (MASTER, "bfloat16"),
+    "model-lion": (LION, "float32"), "adapters": (ADAPTERS, "float32"),
+    "some-adapters": (SOME, "bfloat16"), "nf4": (NF4, "float32"), "8bit": (EIGHT, "bfloat16"),
+    "frozen": (FROZEN, "bfloat16"),
+}  # fmt: skip
 CASES = [
-    case_of(layout, recipe, preset=preset, dtype=dtype)
+    pytest.param(
+        case_of(layout, recipe, preset=preset, dtype=dtype),
+        id=f"{layout.text.replace(' ', '-')}-{preset}-{name}",
+    )
     for layout in LAYOUTS
-    for recipe, dtype in ((CLIPS, "bfloat16"), (MASTER, "bfloat16"), (LION, "float32"))
+    for name, (recipe, dtype) in RECIPES.items()
     for preset in ("tiny", "tiny-qwen3")
     if layout.pp == 1 or preset == "tiny"  # tied embeddings on two stages are refused in parts
 ]
 
 
-@pytest.mark.parametrize(
-    "case",
-    CASES,
-    ids=lambda case: (
-        f"{case.layout.text.replace(' ', '-')}-{case.preset}-{case.recipe.optimizer_state}"
-        f"-{case.recipe.update}"
-    ),
-)
+@pytest.mark.parametrize("case", CASES)
 def test_every_layout_has_the_bits_of_one_process(one, two, four, case):
     assert_as_one_process(case, {1: one, 2: two, 4: four}[case.layout.num_gpus])
 
@@ -99,13 +125,14 @@ def test_parts_move_to_the_host_and_keep_their_bits(two, four, layout):
     assert_as_one_process(case, two if layout.num_gpus == 2 else four)
 
 
+@pytest.mark.parametrize("recipe", [CLIPS, ADAPTERS], ids=["all", "adapters"])
 @pytest.mark.parametrize("preset", ["tiny", "tiny-qwen3"])
 @pytest.mark.parametrize(
     "layout", [laid(2, None), laid(4, None, reduction="library"), laid(2, None, dp=2, zero=1)]
 )
-def test_ranks_are_near_whole_sequences(two, four, layout, preset):
+def test_ranks_are_near_whole_sequences(two, four, layout, preset, recipe):
     """Float32; the loss and gradients are summed in slices, and AdamW divides by small roots."""
-    case = case_of(layout, preset=preset, dtype="float32")
+    case = case_of(layout, recipe, preset=preset, dtype="float32")
     whole = replace(case, layout=Layout(dp=layout.dp, zero=0))
     trainings = [whole.training(replica) for replica in range(layout.dp)]
     expected = train_replicas(

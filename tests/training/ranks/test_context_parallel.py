@@ -33,6 +33,23 @@ def test_a_run_goes_on_with_other_ranks_of_cp_to_the_same_folder(tmp_path: Path)
     assert model_files(result.folder) == model_files(whole.folder)
 
 
+@pytest.mark.parametrize("base", ["model", "nf4"])
+def test_adapters_of_slices_go_on_on_one_device_to_the_same_folder(
+    tmp_path: Path, base: str
+) -> None:
+    lora = {"lora": "r=4,alpha=8", "base": base, "cp_parts": 2}
+    whole, straight = trained(in_slices(tmp_path / "a", **lora))
+    wanted = in_slices(tmp_path / "b", ranks=2, cp=2, zero=1, **lora)
+    stopped, before = trained(wanted, stop_after=3)
+    again = wanted.model_copy(update={"ranks": 1, "cp": 1, "zero": None})
+    result, after = trained(again, resume=True)
+    assert before.losses[: stopped.step] + after.losses == straight.losses
+    assert state_files(result.folder, STEPS) == state_files(whole.folder, STEPS)
+    found = model_files(result.folder)
+    assert "adapter_model.safetensors" in found
+    assert found == model_files(whole.folder)
+
+
 def test_what_cannot_be_in_slices_is_refused_before_anything_starts(tmp_path: Path) -> None:
     def prepared(**given: Any) -> Plan:
         return Trainer(in_slices(tmp_path, **given)).prepare().plan
@@ -42,8 +59,8 @@ def test_what_cannot_be_in_slices_is_refused_before_anything_starts(tmp_path: Pa
     for given, said in (
         ({"ranks": 3, "cp": 2}, "3 ranks are not a multiple of cp 2"),
         (
-            {"ranks": 2, "cp": 2, "lora": "r=4,alpha=8"},
-            "LoRA, frozen weights or a base in few bits",
+            {"ranks": 2, "cp": 2, "lora": "r=4,alpha=8,save=lm_head"},
+            "modules that LoRA saves whole beside cp 2",
         ),
         ({"ranks": 2, "cp": 2, "cp_parts": 3}, "3 parts of a sequence on cp 2"),
         (
