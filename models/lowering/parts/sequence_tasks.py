@@ -356,12 +356,12 @@ class SequenceTasks(PartTasks):
             loss = self.builder.update("loss", name)
             self.builder.communicate(f"reduce.{name}", said, [loss], self.builder.label(CP))
 
-    def _gradient_of(self, group: str, chunk: int) -> list[TaskOperand]:
+    def _gradient_of(self, group: str, chunk: int, name: str = "gradients") -> list[TaskOperand]:
         if group not in self.trained:
             return []
         part = self.shapes.part_of_sequence(chunk)
         tensor = self.shapes.of_sequence_part(f"grad.{group}", part)
-        return [self.builder.accumulate("gradients", tensor)]
+        return [self.builder.accumulate(name, tensor)]
 
     def _after_group(self, group: str, round_: int) -> None:
         if self._completes and group in self.trained:
