@@ -13,7 +13,8 @@ ADAPTERS = "lora."  # begins the name of a group of adapters
 EXPERTS = ".experts"  # ends the name of the group of a layer's experts
 ROUTER_BIAS = ".bias"  # ends that of its router's untrained bias
 PART = ".tp"  # and a number: ends that of a part of a group that tensor parallelism splits
-_OF_ALL_PARTS = ("attention_norm", "q_norm", "k_norm", "ffn_norm")  # every part of a block reads
+# What every part of a block reads.
+_OF_ALL_PARTS = ("attention_norm", "q_norm", "k_norm", "ffn_norm", "router", "shared_gate")
 
 
 class ExpertSizes(Protocol):
@@ -99,7 +100,7 @@ def block_layout(spec: DecoderSizes) -> FlatLayout:
 
 
 def shared_layout(spec: DecoderSizes) -> FlatLayout:
-    """Return the layout of what every part of a block reads: its norms."""
+    """Return the layout of what every part of a block reads: its norms, and its router."""
     shapes = [(name, shape) for name, shape in _block_shapes(spec) if name in _OF_ALL_PARTS]
     return packed_layout(shapes, spec.itemsize)
 
@@ -122,9 +123,7 @@ def _block_shapes(spec: DecoderSizes) -> list[tuple[str, tuple[int, ...]]]:
     ]
     if spec.qkv_bias:
         shapes += [("qkv_bias", (d_qkv,))]
-    if spec.qk_norm:
-        widths = (spec.d_q, spec.d_kv) if spec.qk_norm_rows else (spec.head_dim, spec.head_dim)
-        shapes += [("q_norm", widths[:1]), ("k_norm", widths[1:])]
+    shapes += [(name, (width,)) for name, width in qk_norm_widths(spec).items()]
     shapes += [("o_proj", (spec.d_model, spec.d_q)), ("ffn_norm", (spec.d_model,))]
     if spec.experts is not None:
         shapes += [("router", (spec.experts.count, spec.d_model))]
@@ -135,6 +134,14 @@ def _block_shapes(spec: DecoderSizes) -> list[tuple[str, tuple[int, ...]]]:
             ("gate_up_proj", (2 * d_ff, spec.d_model)), ("down_proj", (spec.d_model, d_ff))
         ]  # fmt: skip
     return shapes
+
+
+def qk_norm_widths(spec: DecoderSizes) -> dict[str, int]:
+    """Of the norms of Q and of K, of each head or of all heads together; empty without any."""
+    if not spec.qk_norm:
+        return {}
+    widths = (spec.d_q, spec.d_kv) if spec.qk_norm_rows else (spec.head_dim, spec.head_dim)
+    return dict(zip(("q_norm", "k_norm"), widths, strict=True))
 
 
 def dense_width(spec: DecoderSizes) -> int:

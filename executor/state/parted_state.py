@@ -191,8 +191,9 @@ class RankStates:
 
     def _sections(self, whole: torch.Tensor, name: str) -> tuple[int, tuple[torch.Tensor, ...]]:
         """What of a weight, or of its codes or scales, is cut by itself, and along which axis."""
-        axis, sections = self._split.cut(name.removesuffix(SCALES))
-        return axis, torch.split(whole, list(sections), 0) if axis == 0 else (whole,)
+        axis, shares = self._split.cut(name.removesuffix(SCALES))
+        unit = whole.shape[axis] // sum(shares)
+        return axis, torch.split(whole, [unit * share for share in shares], axis)
 
     def _streams(
         self, name: str, flat: torch.Tensor, spec: ModelSpec | None = None
@@ -222,11 +223,11 @@ def _empty(like: torch.Tensor, layout: FlatLayout, itemsize: int) -> torch.Tenso
 
 
 def _view(flat: torch.Tensor, layout: FlatLayout, name: str, itemsize: int) -> torch.Tensor:
-    """A weight in its shape; codes of it, or its scales, as bytes by row."""
+    """A weight in its shape; codes of it, or its scales, as bytes in place of its last axis."""
     inner = layout.tensor(name)
     if name.endswith(SCALES) or inner.size_bytes < prod(inner.shape) * itemsize:
-        rows = layout.tensor(name.removesuffix(SCALES)).shape[0]
+        rows = layout.tensor(name.removesuffix(SCALES)).shape[:-1]
         coded = flat.view(torch.uint8)[inner.offset_bytes : inner.offset_bytes + inner.size_bytes]
-        return coded.view(rows, -1)
+        return coded.view(*rows, -1)
     start = inner.offset_bytes // itemsize
     return flat[start : start + inner.size_bytes // itemsize].view(inner.shape)

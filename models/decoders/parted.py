@@ -1,14 +1,16 @@
 """A decoder as a rank has it that shares it with others: what all have, and parts of the rest.
 
 For tensor parallelism a model is cut into so many parts: of heads, of the width of the feed-forward
-network, and of rows of the vocabulary. Each rank has as many of them, one behind the other; one
-rank may have all. What a part has of a group is a group of its own, `3.tp0` of layer 3, which each
-rank numbers from 0. Norms, which every part reads, are what is left in group 3.
+network and of every expert, and of rows of the vocabulary. Each rank has as many of them, one
+behind the other; one rank may have all. What a part has of a group is a group of its own, `3.tp0`
+of layer 3, which each rank numbers from 0. Norms and the router, which every part reads, are what
+is left in group 3.
 
 Where ranks share routed experts, each has some of a layer's, in their order, and all of the rest.
 """
 
 from functools import cached_property
+from itertools import chain
 from typing import Literal, NamedTuple, Self
 
 from twinstream.models.decoders.spec import ModelSpec
@@ -30,10 +32,11 @@ _ENDS = (EMBEDDING, HEAD)
 
 
 class Cut(NamedTuple):
-    """How a weight is cut into parts: along an axis, each of its sections into as many."""
+    """How a weight is cut into parts: along an axis, each of its sections, that are so large
+    beside one another, into as many."""
 
-    axis: Literal[0, 1]
-    sections: tuple[int, ...]
+    axis: Literal[0, 1, 2]
+    sections: tuple[int, ...] = (1,)
 
 
 class PartedSpec(ModelSpec):
@@ -62,6 +65,9 @@ class PartedSpec(ModelSpec):
         """The sizes of one part."""
         split = ("num_heads", "num_kv_heads", "d_ff", "vocab_size")
         sizes = {name: getattr(self, name) // self.parts for name in split}
+        if self.experts is not None:
+            widths = {n: getattr(self.experts, n) // self.parts for n in ("d_ff", "shared_d_ff")}
+            sizes["experts"] = self.experts.model_copy(update=widths)
         return self.whole.model_copy(update=sizes)
 
     @property
@@ -82,15 +88,17 @@ class PartedSpec(ModelSpec):
 
     def adapter_sizes(self, layer: int) -> ModelSpec:
         """Those of a part."""
-        return self.part
+        return self.part.layer(layer)
 
     def adapter_parts(self, group: str) -> tuple[str, ...]:
         """What all parts read of a layer's adapters, then parts."""
         return (group, *self.parts_of(group))
 
     def layer_groups(self, layer: int) -> tuple[str, ...]:
-        """Norms, then parts."""
-        return (str(layer), *self.parts_of(str(layer)))
+        """What all parts read, then parts; of experts likewise."""
+        block, *others = self.whole.layer_groups(layer)
+        groups = (self.parts_of(one) if one.endswith(EXPERTS) else (one,) for one in others)
+        return (block, *self.parts_of(block), *chain.from_iterable(groups))
 
     def group_layout(self, group: str) -> FlatLayout:
         """How the parameters of a group of a rank lie."""
@@ -99,7 +107,10 @@ class PartedSpec(ModelSpec):
             return packed_layout([("final_norm", (self.d_model,))], self.itemsize)
         if whole in _ENDS:
             return packed_layout([(whole, (part.vocab_size, self.d_model))], self.itemsize)
-        return shared_layout(part) if group == whole else part_layout(part)
+        if not whole.isdigit():
+            return part.group_layout(whole)
+        built = part.layer(int(whole))
+        return shared_layout(built) if group == whole else part_layout(built)
 
     def part_of(self, group: str, rank: int) -> int | None:
         """The number among all parts of a group of a rank; None of what all ranks have."""
@@ -112,26 +123,21 @@ class PartedSpec(ModelSpec):
             case "qkv_proj" | "qkv_bias":
                 return Cut(0, (self.d_q, self.d_kv, self.d_kv))
             case "gate_up_proj":
-                return Cut(0, (self.d_ff, self.d_ff))
-            case "o_proj":
-                return Cut(1, (self.d_q,))
-            case "down_proj" | "down_a":
-                return Cut(1, (self.d_ff,))
-            case "o_a":
-                return Cut(1, (self.d_q,))
-            case "q_b":
-                return Cut(0, (self.d_q,))
-            case "k_b" | "v_b":
-                return Cut(0, (self.d_kv,))
-            case "gate_b" | "up_b":
-                return Cut(0, (self.d_ff,))
+                return Cut(0, (1, 1))
+            case "experts_gate_up" | "experts_gate_up_b":
+                return Cut(1, (1, 1))
+            case "o_proj" | "o_a" | "down_proj" | "down_a":
+                return Cut(1)
+            case "experts_down" | "experts_down_a":
+                return Cut(2)
             case _:
-                return Cut(0, (self.vocab_size,))
+                return Cut(0)
 
     @property
     def layer_bytes(self) -> int:
         """Of the largest flat tensor of parameters of a layer."""
-        return part_layout(self.part).size_bytes
+        kinds = [part_layout(kind).size_bytes for kind, _ in self.part.layer_kinds]
+        return max(*kinds, experts_layout(self.part).size_bytes if self.experts else 0)
 
     def ref(self) -> ModelRef:
         """What documents say of the whole model."""
@@ -175,8 +181,7 @@ class SharedSpec(ModelSpec):
 
     def cut(self, name: str) -> Cut:
         """How a weight of experts is cut: by expert."""
-        assert self.experts is not None
-        return Cut(0, (self.experts.count,))
+        return Cut(0)
 
     def ref(self) -> ModelRef:
         """What documents say of the whole model."""
@@ -191,13 +196,11 @@ def parts_refusal(spec: ModelSpec, parts: int) -> list[str]:
     ['2 key and value heads in 4 parts (whole ones in each)']
     """
     found = []
-    if spec.experts is not None:
-        found.append("experts in parts (dense layers only)")
-    if spec.qk_norm_rows:
+    if spec.qk_norm_rows and parts > 1:
         found.append("norms over all heads of Q and K in parts (norms of each head only)")
     for count, what in (
         (spec.num_kv_heads, "key and value heads"), (spec.num_heads, "heads"),
-        (spec.d_ff, "columns of the feed-forward network"),
+        *((width, f"columns of {name}") for name, width in spec.ffn_widths.items()),
         (spec.vocab_size, "rows of the vocabulary"),
     ):  # fmt: skip
         if count % parts:

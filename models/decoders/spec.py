@@ -155,6 +155,17 @@ class ModelSpec(DecoderFields):
         return tuple((self.of_kind(kind), counts[kind]) for kind in sorted(counts))
 
     @property
+    def ffn_widths(self) -> dict[str, int]:
+        """Widths of the networks that layers have, by what they are called."""
+        kinds, experts = [kind for kind, _ in self.layer_kinds], self.experts
+        has_dense = any(kind.experts is None for kind in kinds)
+        found = {"the feed-forward network": self.d_ff} if has_dense else {}
+        if experts is not None:
+            found |= {"an expert": experts.d_ff}
+            found |= {"a shared expert": experts.shared_d_ff} if experts.shared_d_ff else {}
+        return found
+
+    @property
     def parameter_groups(self) -> tuple[str, ...]:
         """Groups of parameters, each one flat tensor, in the order of the forward pass.
 

@@ -16,6 +16,7 @@ FROZEN_NORM = "frozen_norm"  # of a head whose matrix alone is trained
 IN_PARTS = "in_parts"  # of a kernel of a part of a block
 NUM_SLICES = "num_slices"  # of rows, each of which has a gradient of norms by itself
 PIECE_GROUPS = "piece_groups"  # in which pieces lie: first those of each rank's first part
+QK_NORM_WIDTHS = "qk_norm_widths"  # of norms over all heads of Q, and over all of K
 SHARED = "ep"  # of a kernel of a block: how many ranks share its experts
 _EXPERTS = "experts."
 _T = TypeVar("_T", int, float, str, bool)

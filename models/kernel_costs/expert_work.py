@@ -11,6 +11,7 @@ from twinstream.models.decoders.sizes import ITEMSIZE_BYTES
 from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.kernel_costs.products import gradient_work, matmul_work
 from twinstream.models.kernel_costs.scratch_sizes import BLOCK_ELEMENTS, router_block_width
+from twinstream.models.layout import EXPERTS
 from twinstream.models.options import Experts
 from twinstream.models.recipes.adapter_layout import ExpertSite, expert_sites
 from twinstream.models.recipes.recipe import Recipe
@@ -114,6 +115,31 @@ class ExpertWork:
             *self._adapters_backward(),
             *self.weight_gradients(frozen=frozen, frozen_experts=frozen_experts),
         )
+
+    def part_backward(self) -> tuple[Work, ...]:
+        """The same of a part of every expert, without the router and a gate, which take sums over
+        parts (`router_backward`)."""
+        frozen = self.recipe.freezes(f"0{EXPERTS}")
+        *before, last = self._back_through_products()
+        t, d, shared = self.tokens, self.spec.d_model, self.experts.shared_d_ff
+        return (
+            *self.order(),
+            self._gather(), *before, *([] if frozen and not self._sites else [self._gather()]),
+            last,
+            self._moved("permute", (self._rows + t) * d),
+            *([self._moved("residual", 3 * t * d)] if shared else []),
+            *([self._moved("weigh", 4 * t * shared)] if self.experts.shared_gate else []),
+            *self._adapters_backward(),
+            *self.weight_gradients(frozen=True, frozen_experts=frozen),
+        )  # fmt: skip
+
+    def router_backward(self, *, frozen: bool) -> tuple[Work, ...]:
+        """From what tokens' experts count to normed rows, through the router and a gate."""
+        t, d, rows = self.tokens, self.spec.d_model, [self.experts.count]
+        rows += [1] if self.experts.shared_gate else []
+        gradients = [] if frozen else [gradient_work(self.spec, self.recipe, n, d, t) for n in rows]
+        through = [matmul_work(self.spec, t, d, n, accumulate=True) for n in rows]
+        return (self._logits(), self._scores(_GRADIENT_OPS), *through, *gradients)
 
     def weight_gradients(self, *, frozen: bool, frozen_experts: bool) -> tuple[Work, ...]:
         """Of both matrices of every expert, and of the router."""

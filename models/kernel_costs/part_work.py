@@ -6,6 +6,7 @@ anew, and once more where what parts have made is added up. Legend as in `work`.
 
 from twinstream.models.kernel_costs.adapter_work import AdapterWork
 from twinstream.models.kernel_costs.work import ChunkWork
+from twinstream.models.layout import dense_width
 from twinstream.schedule.cost import Work
 
 
@@ -96,30 +97,32 @@ def qkv_part_backward(of: ChunkWork) -> tuple[Work, ...]:
 
 
 def mlp_part_recompute(of: ChunkWork) -> tuple[Work, ...]:
-    """Gate and up."""
-    t, s = of.tokens, of.spec
+    """Gate and up, of experts and of the network that all tokens go through."""
+    t, s, f = of.tokens, of.spec, dense_width(of.spec)
     return (
         of.vector("rms_norm", 2 * t * s.d_model),
-        of.matmul(t, 2 * s.d_ff, s.d_model),
+        *(of.of_experts.projections() if s.experts else ()),
+        *((of.matmul(t, 2 * f, s.d_model),) if f else ()),
         *of.adapters.of_sites("gate_up").forward(),
     )
 
 
 def mlp_part_forward(of: ChunkWork) -> tuple[Work, ...]:
-    t, s = of.tokens, of.spec
-    swiglu, down = of.vector("swiglu", 3 * t * s.d_ff), of.matmul(t, s.d_model, s.d_ff)
-    return (*mlp_part_recompute(of), swiglu, down, *of.adapters.of_sites("down").forward())
+    t, s, f = of.tokens, of.spec, dense_width(of.spec)
+    routed = (*of.of_experts.choice(), *of.of_experts.outputs()) if s.experts else ()
+    dense = (of.vector("swiglu", 3 * t * f), of.matmul(t, s.d_model, f)) if f else ()
+    adapters = of.adapters.of_sites("down").forward()
+    return (*mlp_part_recompute(of), *routed, *dense, *adapters)
 
 
 def mlp_part_backward(of: ChunkWork) -> tuple[Work, ...]:
-    t, s = of.tokens, of.spec
-    d, f = s.d_model, s.d_ff
+    t, d, f = of.tokens, of.spec.d_model, dense_width(of.spec)
+    back = (of.matmul(t, f, d), of.vector("swiglu_backward", 6 * t * f, launches=2)) if f else ()
     return (
-        of.matmul(t, f, d),
-        of.vector("swiglu_backward", 6 * t * f, launches=2),
+        *(of.of_experts.part_backward() if of.spec.experts else ()),
+        *back,
         of.vector("rms_norm", 2 * t * d),
-        of.matmul(t, d, 2 * f),
-        *_gradients(of, (d, f), (2 * f, d)),
+        *((of.matmul(t, d, 2 * f), *_gradients(of, (d, f), (2 * f, d))) if f else ()),
         *_of_mlp(of).made_again(),
         *_of_mlp(of).backward(),
     )

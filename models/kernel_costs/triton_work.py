@@ -29,7 +29,7 @@ class TritonChunkWork(ChunkWork):
             self.vector("rope", 2 * t * (s.d_q + s.d_kv), launches=2),
             self.attention_forward(),
             self.matmul(t, s.d_model, s.d_q, accumulate=covers("o")),
-            *(self._of_experts.choice() if s.experts else ()),
+            *(self.of_experts.choice() if s.experts else ()),
             *self.ffn_projections(),
             *(self.ffn_outputs() if self.ep == 1 else ()),
             *self.adapters.forward(),

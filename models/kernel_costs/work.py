@@ -84,7 +84,7 @@ class ChunkWork:
             self.vector("rope", 2 * t * (s.d_q + s.d_kv)),
             self.attention_forward(),
             self.matmul(t, s.d_model, s.d_q, accumulate=True),
-            *(self._of_experts.choice() if s.experts else ()),
+            *(self.of_experts.choice() if s.experts else ()),
             *self.ffn_projections(),
             *(self.ffn_outputs() if self.ep == 1 else ()),
             *self.adapters.forward(),
@@ -93,7 +93,7 @@ class ChunkWork:
     def ffn_projections(self) -> tuple[Work, ...]:
         """Gate and up, of experts and of the network that all tokens go through."""
         t, s = self.tokens, self.spec
-        routed = self._of_experts.projections() if s.experts else ()
+        routed = self.of_experts.projections() if s.experts else ()
         if not (f := dense_width(s)):
             return routed
         return (
@@ -104,7 +104,7 @@ class ChunkWork:
     def ffn_outputs(self) -> tuple[Work, ...]:
         """SwiGLU and down of both, added to the residual stream."""
         t, s = self.tokens, self.spec
-        routed = self._of_experts.outputs() if s.experts else ()
+        routed = self.of_experts.outputs() if s.experts else ()
         if not (f := dense_width(s)):
             return routed
         swiglu, down = (
@@ -118,24 +118,25 @@ class ChunkWork:
         return ()
 
     @property
-    def _of_experts(self) -> ExpertWork:
+    def of_experts(self) -> ExpertWork:
+        """Return the work of routed experts, of a block that has some."""
         return ExpertWork(self.spec, self.recipe, self.tokens, self.ep)
 
     def combine_forward(self) -> tuple[Work, ...]:
         """What follows the experts of other ranks: order of rows, their sums, down of the rest."""
-        return (*self._of_experts.order(), *self.ffn_outputs())
+        return (*self.of_experts.order(), *self.ffn_outputs())
 
     def dispatch_backward(self) -> tuple[Work, ...]:
         """Normed rows, and gradients of outputs, in the order of experts."""
         norm = self.vector("rms_norm", 2 * self.tokens * self.spec.d_model)
-        return (norm, *self._of_experts.dispatch())
+        return (norm, *self.of_experts.dispatch())
 
     def shared_forward(self) -> tuple[Work, ...]:
         """A rank's experts on rows of all ranks, of which a chunk's number are expected."""
-        return self._of_experts.products()
+        return self.of_experts.products()
 
     def shared_backward(self, *, frozen_experts: bool = False) -> tuple[Work, ...]:
-        return self._of_experts.products_backward(frozen_experts=frozen_experts)
+        return self.of_experts.products_backward(frozen_experts=frozen_experts)
 
     def recompute_attention(self) -> tuple[Work, ...]:
         """Recompute from level ATTENTION: Q, output, gate and up projections."""
@@ -151,7 +152,7 @@ class ChunkWork:
     def recompute_experts(self) -> tuple[Work, ...]:
         """Recompute from level EXPERTS: gate and up of routed experts."""
         norm = self.vector("rms_norm", 2 * self.tokens * self.spec.d_model)
-        return (norm, *self._of_experts.projections())
+        return (norm, *self.of_experts.projections())
 
     def recompute_input(self) -> tuple[Work, ...]:
         """Recompute from level INPUT: the same and attention."""
@@ -182,7 +183,7 @@ class ChunkWork:
         """Through routed experts, with the gradients of their weights; none of a block without."""
         if not self.spec.experts:
             return ()
-        return self._of_experts.backward(frozen=frozen, frozen_experts=frozen_experts)
+        return self.of_experts.backward(frozen=frozen, frozen_experts=frozen_experts)
 
     def _ffn_backward(self, *, frozen: bool) -> tuple[Work, ...]:
         """Through down, SwiGLU, gate and up of the network of all tokens, and the norm before."""
@@ -203,9 +204,7 @@ class ChunkWork:
         """Return the weight gradients of a block's matrices, those of experts among them."""
         experts: tuple[Work, ...] = ()
         if self.spec.experts:
-            experts = self._of_experts.weight_gradients(
-                frozen=frozen, frozen_experts=frozen_experts
-            )
+            experts = self.of_experts.weight_gradients(frozen=frozen, frozen_experts=frozen_experts)
         return (*experts, *([] if frozen else self.dense_gradients()))
 
     def dense_gradients(self) -> tuple[Work, ...]:
@@ -231,7 +230,8 @@ class ChunkWork:
         matrix = 0
         if s.experts is not None and experts_base != "model":
             matrix = s.experts.count * s.experts.d_ff * s.d_model
-            routed = {name: [2 * matrix, matrix] for name in ("block_forward", "block_backward")}
+            both = ("block_forward", "block_backward", "mlp_part_forward", "mlp_part_backward")
+            routed = {name: [2 * matrix, matrix] for name in both}
         if self.ep > 1 and matrix:  # a rank's own, by other tasks
             own = matrix // self.ep
             routed = {name: [2 * own, own] for name in ("experts_forward", "experts_backward")}
@@ -249,7 +249,7 @@ class ChunkWork:
             "context_part_recompute": q[:1], "context_part_backward": q[:1],
             "qkv_part_backward": [*([k] if s.qk_norm else []), whole[0]],
             "mlp_part_forward": [*into, *down], "mlp_part_recompute": into,
-            "mlp_part_backward": [*down, *into],
+            "mlp_part_backward": [*down, *into], "experts_part_recompute": [],
             "experts_forward": [], "experts_backward": [], "block_dispatch_backward": [],
             "block_combine_forward": down,
         }[kernel]  # fmt: skip

@@ -37,7 +37,6 @@ from twinstream.models.kernel_costs.scratch.part_scratch import (
     PARTS_TRITON,
 )
 from twinstream.models.kernel_costs.scratch_sizes import (
-    INT32_BYTES,
     INT64_BYTES,
     float32_bytes,
     partial_sum_bytes,
@@ -104,10 +103,8 @@ def _block_forward(attributes: Attributes) -> int:
     if block.ep > 1:  # it is written by another task
         output = 0
     elif block.experts is not None:
-        widths = (block.experts.d_ff, block.d)
-        routed = sum(_rows(block, width) for width in widths)
-        output = max(output, routed + _rows(block, block.expert_rank))
-    after = _routed_rows(block) + max(_projections(block), output)
+        output = max(output, block.expert_outputs)
+    after = block.routed_rows + max(block.projections, output)
     return block.room + max(block.normed, block.rotated_and_attention, after)
 
 
@@ -117,14 +114,14 @@ def _block_combine_forward(attributes: Attributes) -> int:
     normed = block.normed  # taken for a gate alone, and by all
     return (
         block.room
-        + _routed_rows(block)
+        + block.routed_rows
         + max(normed, aligned(block.tokens * block.f * block.itemsize))
     )
 
 
 def _block_dispatch_backward(attributes: Attributes) -> int:
     block = block_sizes(attributes)
-    return block.room + _routed_rows(block) + block.normed
+    return block.room + block.routed_rows + block.normed
 
 
 def _experts_forward(attributes: Attributes) -> int:
@@ -133,7 +130,7 @@ def _experts_forward(attributes: Attributes) -> int:
     assert block.experts is not None
     own = block.experts.count // block.ep * block.experts.d_ff * block.d * block.itemsize
     anew = aligned(2 * own) + aligned(own) if block.experts_base != "model" else 0
-    return _rows(block, 2 * block.experts.d_ff) + _rows(block, block.experts.d_ff) + anew
+    return block.rows(2 * block.experts.d_ff) + block.rows(block.experts.d_ff) + anew
 
 
 def _shared_experts_backward(attributes: Attributes) -> int:
@@ -142,13 +139,13 @@ def _shared_experts_backward(attributes: Attributes) -> int:
     assert block.experts is not None
     rows = block.tokens * block.experts.per_token
     order = float32_bytes(rows) + aligned(rows * INT64_BYTES)
-    return _experts_forward(attributes) + _rows(block, 2 * block.experts.d_ff) + order
+    return _experts_forward(attributes) + block.rows(2 * block.experts.d_ff) + order
 
 
 def _block_recompute_experts(attributes: Attributes) -> int:
     block = block_sizes(attributes)
-    routed = _routed_rows(block) if block.ep == 1 else 0
-    return block.room + routed + _projections(block)
+    routed = block.routed_rows if block.ep == 1 else 0
+    return block.room + routed + block.projections
 
 
 def _block_recompute_attention(attributes: Attributes) -> int:
@@ -159,29 +156,6 @@ def _block_recompute_input(attributes: Attributes) -> int:
     block = block_sizes(attributes)
     projections = _block_recompute_experts(attributes) - block.room
     return block.room + max(block.normed, projections, block.rotated_and_attention)
-
-
-def _projections(block: BlockSizes) -> int:
-    """Normed rows, and beside them those gathered for experts and what their adapters take."""
-    if block.experts is None or block.ep > 1:
-        return block.normed
-    return block.normed + _rows(block, block.d) + _rows(block, block.expert_rank)
-
-
-def _routed_rows(block: BlockSizes) -> int:
-    """Where rows go: three orders of them and where each expert's end; a gate of every token."""
-    experts = block.experts
-    if experts is None:
-        return 0
-    orders = 3 * aligned(block.tokens * experts.per_token * INT64_BYTES)
-    gate = float32_bytes(block.tokens) if experts.shared_gate else 0
-    return orders + aligned(experts.count * INT32_BYTES) + gate
-
-
-def _rows(block: BlockSizes, width: int) -> int:
-    """So many columns of every row that goes to an expert."""
-    assert block.experts is not None
-    return aligned(block.tokens * block.experts.per_token * width * block.itemsize)
 
 
 def _block_backward(attributes: Attributes) -> int:
@@ -233,13 +207,11 @@ def _experts_backward(
     """
     tokens, itemsize = block.tokens, block.itemsize
     logits = aligned(tokens * experts.count * itemsize) + float32_bytes(tokens * experts.per_token)
-    low = _rows(block, block.expert_rank)
-    widths = () if block.ep > 1 else (2 * experts.d_ff, block.d, experts.d_ff)
-    routed = logits + sum(_rows(block, width) for width in widths) + low
+    routed = logits + (block.rows(block.expert_rank) if block.ep > 1 else block.through_experts)
     gate_up = aligned(tokens * itemsize) + aligned(tokens * 2 * block.f * itemsize)
     product = 0 if experts.shared_gate else product
     of_all = gate_up + max(product + block.low("down"), block.low("gate_up")) if block.f else 0
-    kept = _routed_rows(block) + 2 * block.normed
+    kept = block.routed_rows + 2 * block.normed
     sums = (gate_up if block.f else 0) + sums_of(block.d)
     return kept + max(routed, of_all, sums)
 

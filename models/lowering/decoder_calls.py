@@ -29,6 +29,7 @@ from twinstream.models.options import ROPE_SCALING, Experts
 from twinstream.models.recipes.adapter_layout import (
     lora_of_layer,
 )
+from twinstream.models.recipes.quantized_base import BaseFormat
 from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import Attribute
@@ -45,11 +46,12 @@ _PARTS: Mapping[str, Callable[[ChunkWork], tuple[Work, ...]]] = {
     "qkv_part_backward": qkv_part_backward,
     "mlp_part_forward": mlp_part_forward,
     "mlp_part_recompute": mlp_part_recompute,
+    "experts_part_recompute": ChunkWork.recompute_experts,
     "mlp_part_backward": mlp_part_backward,
 }
 
 _OF_TOKENS = frozenset(
-    (*(name for name in _PARTS if name.startswith("mlp_")), "block_combine_forward",
+    (*(name for name in _PARTS if name.startswith(("mlp_", "experts_"))), "block_combine_forward",
      "block_dispatch_backward", "experts_forward", "experts_backward")
 )  # fmt: skip
 """Kernels that take each token by itself, wherever sequences begin."""
@@ -93,8 +95,7 @@ class KernelCalls:
         is_frozen = str(layer) in frozen
         experts_frozen = f"{layer}{EXPERTS}" in frozen
         call_id = f"{kernel}@{start}" + (".frozen" if is_frozen else "")
-        base, experts_base = (self.recipe.base_of(g) for g in (str(layer), f"{layer}{EXPERTS}"))
-        experts_base = experts_base if spec.experts else "model"
+        base, experts_base = self._bases(kernel, spec, layer)
         call_id += "" if base == "model" else f".{base}"
         call_id += "" if experts_base == "model" else f".experts_{experts_base}"
         call_id += ".frozen_experts" if experts_frozen and not is_frozen else ""
@@ -157,6 +158,12 @@ class KernelCalls:
                 attributes[name] = kept
         cost = (*cost, *work.dequantized(kernel, base, experts_base))
         return self.builder.call(call_id, self._key(kernel), attributes, cost)
+
+    def _bases(self, kernel: str, spec: ModelSpec, layer: int) -> tuple[BaseFormat, BaseFormat]:
+        """How the matrices lie that a kernel multiplies with, of a layer and of its experts."""
+        base, experts = (self.recipe.base_of(g) for g in (str(layer), f"{layer}{EXPERTS}"))
+        reads_experts = spec.experts is not None and (kernel not in _PARTS or kernel in _OF_TOKENS)
+        return base, experts if reads_experts else "model"
 
     def _shared_attributes(self, experts: Experts) -> dict[str, Attribute]:
         """Of experts that ranks share: over how many, and the first that a rank has."""

@@ -27,7 +27,7 @@ _SITES: dict[str, tuple[Target, ...]] = {
 _ATTENTION = ("qkv", "o")
 # Of a block in parts every part reads these: what is beside columns has them whole as inputs, what
 # is beside rows as outputs.
-_OF_ALL_PARTS = ("qkv_a", "gate_up_a", "o_b", "down_b")
+_OF_ALL_PARTS = ("qkv_a", "gate_up_a", "experts_gate_up_a", "o_b", "down_b", "experts_down_b")
 AdapterHalf = Literal["shared", "own"]
 
 

@@ -110,6 +110,11 @@ def test_its_evaluation_is_proven_too(fields):
     assert conforms(found) == []
 
 
+OF_EXPERTS = SMALL.model_copy(
+    update={
+        "experts": Experts(count=4, per_token=2, d_ff=64, shared_d_ff=32, shared_gate=True),
+    }
+)
 QWEN = load_preset("tiny-qwen3").model_copy(update={"num_kv_heads": 4})
 
 
@@ -120,8 +125,11 @@ QWEN = load_preset("tiny-qwen3").model_copy(update={"num_kv_heads": 4})
         (SMALL, {}, {"parts": 3, "tp": 1}, "8 heads in 3 parts"),
         (SMALL, {}, {"parts": 3}, "3 parts on tp 2 (as many on each rank)"),
         (SMALL.model_copy(update={"vocab_size": 257}), {}, {}, "257 rows of the vocabulary in 2"),
-        (SMALL.model_copy(update={"experts": Experts(count=4, per_token=2, d_ff=8)}), {}, {},
-         "experts in parts"),
+        (OF_EXPERTS, {}, {"parts": 3, "tp": 1}, "64 columns of an expert in 3 parts"),
+        (OF_EXPERTS, {}, {"sequence_parallel": True},
+         "experts with sequence parallelism beside tp 2"),
+        (OF_EXPERTS.model_copy(update={"qk_norm": True, "qk_norm_rows": True}), {}, {},
+         "norms over all heads of Q and K in parts"),
         (SMALL, {"lora": Lora(rank=4, alpha=8.0, saved=("lm_head",))}, {},
          "modules that LoRA saves whole beside tp 2"),
         (SMALL, {"lora": Lora(rank=4, alpha=8.0), "base": "nf4"}, {"parts": 4},
@@ -205,6 +213,31 @@ def test_a_damaged_sum_of_adapters_is_seen(change):
     after = change(document.schedules["stage 0"])
     damaged = document.model_copy(update={"schedules": {"stage 0": after}})
     assert verify(damaged) or conforms(damaged)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        dropped("tp.mlp."), dropped("tp.mlp_backward"), dropped("part_squares.0.experts"),
+        attribute("mlp_part_forward", **{"experts.d_ff": 32}),
+        attribute("mlp_part_backward", **{"experts.count": 2}),
+        attribute("norm_parts_backward", **{"experts.shared_gate": False}),
+        attribute("adamw.0.experts.tp0", tensor_seed=(1, 2)),
+        of_other_tensor("tp.mlp.", "pieces.0", "pieces.1"),
+    ],
+)  # fmt: skip
+def test_a_damaged_exchange_or_share_of_experts_is_seen(change):
+    assert_seen(planned(OF_EXPERTS, parts=4), change)
+
+
+def test_ranks_together_hold_columns_of_experts_once_and_the_router_each():
+    own = {t.tensor_id: t.size_bytes for t in planned(OF_EXPERTS).schedules["stage 0"].tensors}
+    experts, d_model = OF_EXPERTS.experts, OF_EXPERTS.d_model
+    assert experts is not None
+    matrices = experts.count * 3 * experts.d_ff * d_model * OF_EXPERTS.itemsize
+    assert 2 * own[f"param.0.experts{PART}0"] == matrices
+    shared = 2 * d_model + experts.count * d_model + d_model  # norms, router, gate
+    assert own["param.0"] == shared * OF_EXPERTS.itemsize
 
 
 def test_swapped_exchanges_and_other_meshes_are_seen():

@@ -71,7 +71,7 @@ def parts_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | None
     block = BLOCK_ELEMENTS.get(recipe.base, 1)
     # rows that are not cut need whole bytes of scales alone
     unit = block if layout.num_parts > 1 else max(1, block // SCALE_BYTES)
-    of_part = [width // layout.num_parts for width in (decoder.d_q, decoder.d_ff)]
+    of_part = [width // layout.num_parts for width in (decoder.d_q, *decoder.ffn_widths.values())]
     beside = {
         "modules that LoRA saves whole": recipe.lora is not None and bool(recipe.lora.saved),
         f"a base in {recipe.base}, of which {block} elements of a row share a scale,": any(
@@ -83,6 +83,8 @@ def parts_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | None
         "8-bit optimizer state, whose blocks lie across parts": (
             recipe.state_of(model.dtype) == "8bit"
         ),
+        "experts with sequence parallelism": decoder.experts is not None
+        and layout.token_slices > 1,
         "tied embeddings on two stages": decoder.tied_embeddings and layout.pp > 1,
     }
     reasons += [

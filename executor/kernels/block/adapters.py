@@ -181,7 +181,7 @@ class AdapterGradients:
         """Zero what another kernel of the part adds to: matrices of sites that are not these."""
         if self.mode != "write":
             return
-        own = {f"{site}_a" for site in sites}
+        own = {f"{site}_{matrix}" for site in sites for matrix in "ab"}
         own |= {f"{t}_b" for site in sites & self.adapters.sites.keys()
                 for t in self.adapters.sites[site].adapted}  # fmt: skip
         for name in sorted(self.by_name.keys() - own):

@@ -101,17 +101,18 @@ def _ffn_backward(block: BlockOperands, gradients: BlockGradients) -> None:
     normed_TD = block.take(block.call.spec.d_model)
     if gradients.needs("gate_up_proj", "gate_up"):
         block.calls.add(block.vector.write_normed, block.norm("ffn_norm"), normed_TD)
-    _gate_up_backward(block, gradients, d_gate_up_T2F, normed_TD)
+    gate_up_backward(block, gradients, d_gate_up_T2F, normed_TD, normed_TD)
     _norm_backward(block, gradients, "ffn_norm", normed_TD)
 
 
-def _gate_up_backward(
-    block: BlockOperands, gradients: BlockGradients, d_gate_up_T2F: torch.Tensor, x_TD: torch.Tensor
-) -> None:
-    """Turn the input of gate and up into its gradient."""
+def gate_up_backward(
+    block: BlockOperands, gradients: BlockGradients, d_gate_up_T2F: torch.Tensor,
+    x_TD: torch.Tensor, out_TD: torch.Tensor,
+) -> None:  # fmt: skip
+    """Write the gradient of the input of gate and up, which may be where that is."""
     gradients.add_matmul("gate_up_proj", d_gate_up_T2F, x_TD)
     outputs = block.gate_and_up(d_gate_up_T2F)
-    _input_gradient(block, gradients, "gate_up", outputs, d_gate_up_T2F, x_TD)
+    write_input_gradient(block, gradients, "gate_up", outputs, d_gate_up_T2F, x_TD, out_TD)
 
 
 def _experts_backward(
@@ -133,7 +134,7 @@ def _experts_backward(
         swiglu_backward(block, gradients, d_gate_up_T2F, gate)
         if gate is not None:
             _through_router(block, gradients, "shared_gate", d_gate_T1, normed_TD, d_normed_TD)
-        _gate_up_backward(block, gradients, d_gate_up_T2F, normed_TD)
+        gate_up_backward(block, gradients, d_gate_up_T2F, normed_TD, normed_TD)
         block.calls.add(d_normed_TD.add_, normed_TD)
     _norm_backward(block, gradients, "ffn_norm", d_normed_TD)
 

@@ -42,7 +42,7 @@ def block_forward(
         rows = RoutedRows.take(block) if spec.experts else None
         _write_x_o_and_projections(block, rows, eps=spec.norm_eps)
         if block.call.ep == 1:
-            _write_output(block, rows)
+            write_output(block, rows, block.x_o, block.tokens_by_width("output"))
 
 
 def block_combine_forward(
@@ -57,13 +57,16 @@ def block_combine_forward(
             if rows.shared is not None:
                 calls.add(vector.write_normed, block.norm("ffn_norm"), normed)
             write_rows(block, rows, normed)
-        _write_output(block, rows)
+        write_output(block, rows, block.x_o, block.tokens_by_width("output"))
 
 
-def _write_output(block: BlockOperands, rows: RoutedRows | None) -> None:
-    """The residual stream after the block: what experts add, then the network of all tokens."""
+def write_output(
+    block: BlockOperands, rows: RoutedRows | None, residual: torch.Tensor | None,
+    output: torch.Tensor,
+) -> None:  # fmt: skip
+    """What experts, and then the network of all tokens, add to the residual stream; without that
+    what they make alone."""
     adapters, calls = block.adapters, block.calls
-    output, residual = block.tokens_by_width("output"), block.x_o
     if rows is not None:
         write_experts_output(block, rows, residual, output)
         residual = output
@@ -74,8 +77,12 @@ def _write_output(block: BlockOperands, rows: RoutedRows | None) -> None:
         calls.add(block.vector.write_swiglu, block.gate_up, product)
         if rows is not None and rows.shared is not None:
             calls.add(product.mul_, rows.shared)
+        adapters.write_low("down", product)
+        if residual is None:
+            has_share = adapters.write_shares("down", [("down", output)])
+            add_product(block, product, "down_proj", output, has_share=has_share)
+            return
         if "down" in adapters.sites:
-            adapters.write_low("down", product)
             adapters.add_share("down", "down", residual, output)
             residual = output
         calls.add(torch.addmm, residual, product, block.matrix("down_proj").t(), out=output)
@@ -161,19 +168,28 @@ def _write_x_o_and_projections(
         hidden = block.tokens_by_width("hidden")
         norm, write_normed = block.norm("ffn_norm"), block.vector.write_normed
         block.calls.add(write_normed, norm, normed, eps=eps, residual_TD=hidden)
-        if rows is not None:
-            if is_forward:
-                write_choice(block, normed)
-            write_rows(block, rows, normed)
-            use_rows = write_expert_gate_up if block.call.ep == 1 else send_rows
-            use_rows(block, rows, normed)
-        if not block.call.dense_width:
-            return
-        if is_forward:
-            adapters.write_low("gate_up", normed)
-        outputs = list(block.gate_and_up(block.gate_up).items())
-        has_share = adapters.write_shares("gate_up", outputs)
-        add_product(block, normed, "gate_up_proj", block.gate_up, has_share=has_share)
+        write_projections(block, rows, normed, is_forward=is_forward)
+
+
+def write_projections(
+    block: BlockOperands, rows: RoutedRows | None, normed_TD: torch.Tensor, *, is_forward: bool
+) -> None:
+    """Gate and up of normed rows: of routed experts, which a forward may choose first, and of the
+    network of all tokens."""
+    adapters = block.adapters
+    if rows is not None:
+        if block.operands["routes"].mode == "write":
+            write_choice(block, normed_TD)
+        write_rows(block, rows, normed_TD)
+        use_rows = write_expert_gate_up if block.call.ep == 1 else send_rows
+        use_rows(block, rows, normed_TD)
+    if not block.call.dense_width:
+        return
+    if is_forward or adapters.is_again:
+        adapters.write_low("gate_up", normed_TD)
+    outputs = list(block.gate_and_up(block.gate_up).items())
+    has_share = adapters.write_shares("gate_up", outputs)
+    add_product(block, normed_TD, "gate_up_proj", block.gate_up, has_share=has_share)
 
 
 def add_product(

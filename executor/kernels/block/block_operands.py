@@ -26,7 +26,12 @@ from twinstream.executor.kernels.base_codes import levels
 from twinstream.executor.kernels.block.adapters import Adapters
 from twinstream.executor.kernels.block.block_call import BlockCall
 from twinstream.executor.kernels.calls import Calls
-from twinstream.executor.kernels.experts.routing import BalanceLoss, Routes, balance_sums
+from twinstream.executor.kernels.experts.routing import (
+    BalanceLoss,
+    Routes,
+    balance_sums,
+    routes_of,
+)
 from twinstream.executor.kernels.operand import Operands
 from twinstream.executor.kernels.vector.gradients import weight_views
 from twinstream.executor.kernels.vector.rope import Rope
@@ -63,8 +68,10 @@ class BlockOperands:
         cls, operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
     ) -> "BlockOperands":
         call = BlockCall.from_attributes(attributes)
-        weights = weight_views(operands["parameters"], call.layout, call.dtype)
-        if call.experts_layout is not None:
+        weights: dict[str, torch.Tensor] = {}
+        if "parameters" in operands:  # a part may have experts alone
+            weights |= weight_views(operands["parameters"], call.layout, call.dtype)
+        if call.experts_layout is not None and "experts" in operands:
             weights |= weight_views(operands["experts"], call.experts_layout, call.dtype)
         workspace, positions, starts = Workspace(operands["scratch"].bytes), None, None
         rstd = None
@@ -97,12 +104,13 @@ class BlockOperands:
     def matrix(self, name: str, rows: slice = slice(None)) -> torch.Tensor:
         """[rows, in] of a projection; of a base in few bits made anew by a call that comes before
         those that multiply with it, in a room that the next one takes. Of experts [E, out, in]."""
-        layout, flat, base = self.call.layout, self.operands["parameters"], self.call.base
+        layout, operand, base = self.call.layout, "parameters", self.call.base
         if name.startswith("experts") and self.call.experts_layout is not None:
-            layout, flat = self.call.experts_layout, self.operands["experts"]
+            layout, operand = self.call.experts_layout, "experts"
             base = self.call.experts_base
         if self.room is None or base == "model":
             return self.weights[name][rows]
+        flat = self.operands[operand]
         inner, block = layout.tensor(name), BLOCK_ELEMENTS[base]
         all_scales = layout.tensor(f"{name}{SCALES}")
         height, width = inner.shape[0], prod(inner.shape[1:])
@@ -248,9 +256,7 @@ class BlockOperands:
     @property
     def routes(self) -> Routes:
         shape = (self.call.num_tokens, self.experts.per_token)
-        operand = self.operands["routes"]
-        chosen = operand.view(torch.int32, shape)
-        return Routes(chosen, operand.view(torch.float32, shape, chosen.nbytes))
+        return routes_of(self.operands["routes"], shape)
 
     @property
     def router_bias(self) -> torch.Tensor | None:

@@ -62,17 +62,18 @@ class ExpertsBackward:
             calls.add(take_row_weights, block.sent_weights, to, d_weights_TK)
             calls.add(block.vector.add_rows, block.sent_rows, None, to.places, None, d_normed_TD)
         else:
-            self._through_experts(d_hidden_TD, normed_TD, d_normed_TD, d_weights_TK)
+            self.through_experts(d_hidden_TD, normed_TD, d_normed_TD, d_weights_TK)
         calls.add(
             logit_gradients, normed_TD, block.weights["router"], experts, routes, d_weights_TK,
             d_logits_TE, block.balance,
         )  # fmt: skip
         return d_logits_TE
 
-    def _through_experts(
+    def through_experts(
         self, d_hidden_TD: torch.Tensor, normed_TD: torch.Tensor, d_normed_TD: torch.Tensor,
         d_weights_TK: torch.Tensor,
     ) -> None:  # fmt: skip
+        """Write the gradients of normed rows and of weights, as experts or parts make them."""
         block, calls, width = self.block, self.block.calls, self.block.call.spec.d_model
         experts, routes, to = block.experts, block.routes, self.rows.to
         with block.workspace.frame():

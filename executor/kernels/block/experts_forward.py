@@ -77,9 +77,9 @@ def send_rows(block: BlockOperands, rows: RoutedRows, normed_TD: torch.Tensor) -
 
 
 def write_experts_output(
-    block: BlockOperands, rows: RoutedRows, residual_TD: torch.Tensor, out_TD: torch.Tensor
+    block: BlockOperands, rows: RoutedRows, residual_TD: torch.Tensor | None, out_TD: torch.Tensor
 ) -> None:
-    """out = residual + what a token's experts make of it, weighted."""
+    """out = residual, where there is one, + what a token's experts make of it, weighted."""
     with block.workspace.frame():
         if block.call.ep > 1:
             y_SD = block.sent_rows

@@ -26,6 +26,12 @@ class Routes:
     weights: torch.Tensor  # float32
 
 
+def routes_of(operand: KernelOperand, shape: tuple[int, int]) -> Routes:
+    """Those that an operand holds, of so many tokens and experts of each: numbers, then weights."""
+    chosen = operand.view(torch.int32, shape)
+    return Routes(chosen, operand.view(torch.float32, shape, chosen.nbytes))
+
+
 @dataclass(frozen=True)
 class BalanceLoss:
     """The load-balancing loss of a round: E x sum over experts of count x score / rows^2.

@@ -15,6 +15,7 @@ from twinstream.executor.kernels.block.adapters import AdapterGradients
 from twinstream.executor.kernels.block.block_backward import (
     BlockGradients,
     attention_backward,
+    gate_up_backward,
     qkv_gradients,
     swiglu_backward,
     write_input_gradient,
@@ -24,15 +25,24 @@ from twinstream.executor.kernels.block.block_forward import (
     rewrite_q,
     write_attention,
     write_kv,
+    write_output,
+    write_projections,
     write_q,
 )
 from twinstream.executor.kernels.block.block_operands import BlockOperands
+from twinstream.executor.kernels.block.experts_backward import ExpertGradients
+from twinstream.executor.kernels.block.experts_forward import (
+    RoutedRows,
+    write_expert_gate_up,
+    write_rows,
+)
 from twinstream.executor.kernels.calls import Calls
 from twinstream.executor.kernels.operand import KernelOperand, Operands
+from twinstream.executor.kernels.parts.expert_parts import experts_part_backward
 from twinstream.executor.kernels.vector.gradients import gradient_views
 from twinstream.executor.kernels.vector.vector_ops import VectorGradient, VectorOps
 from twinstream.models.kernel_costs.attributes import Attributes, typed_attribute
-from twinstream.models.layout import shared_layout
+from twinstream.models.layout import qk_norm_widths, shared_layout
 
 _ATTENTION = frozenset({"qkv_proj", "qkv_bias", "o_proj"})
 _MLP = frozenset({"gate_up_proj", "down_proj"})
@@ -79,13 +89,23 @@ def attention_part_recompute(
 def mlp_part_forward(
     operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
 ) -> None:
-    """Write some columns of gate and up, and their piece of the down projection."""
+    """Write some columns of gate and up, of every expert, too; and what they add to the output.
+
+    With experts the first part of a rank chooses where rows go.
+    """
     block = BlockOperands.of(operands, attributes, vector, calls)
-    _write_gate_up(block)
-    with block.workspace.frame():
-        product = block.take(block.call.spec.d_ff)
-        calls.add(vector.write_swiglu, block.gate_up, product)
-        _write_piece(block, "down", product)
+    rows = _write_gate_up(block)
+    write_output(block, rows, None, _piece(block))
+
+
+def experts_part_recompute(
+    operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
+) -> None:
+    """Write gate and up of experts again."""
+    block = BlockOperands.of(operands, attributes, vector, calls)
+    rows, normed = RoutedRows.take(block), _normed(block, "ffn_norm")
+    write_rows(block, rows, normed)
+    write_expert_gate_up(block, rows, normed)
 
 
 def mlp_part_recompute(
@@ -120,7 +140,7 @@ def context_part_backward(
     `qkv_part_backward`.
     """
     block = BlockOperands.of(operands, attributes, vector, calls)
-    gradients = _PartGradients.of_part(block, attributes, _ATTENTION, {})
+    gradients = _PartGradients.of_part(block, attributes, frozenset({"o_proj"}), {})
     gradients.adapters.begin(frozenset({"o"}))
     d_q_TQ = operands["d_q"].view(block.call.dtype, (block.call.num_tokens, block.call.spec.d_q))
     attention_backward(block, gradients, d_q_TQ, None)
@@ -160,7 +180,11 @@ def mlp_part_backward(
     """The same of the feed-forward network."""
     block = BlockOperands.of(operands, attributes, vector, calls)
     piece, gradients = _piece(block), _PartGradients.of_part(block, attributes, _MLP, {})
-    gradients.adapters.begin(frozenset({"gate_up", "down"}))
+    gradients.adapters.begin(frozenset({"gate_up", "down", *block.adapters.expert_sites}))
+    if block.call.spec.experts is not None:
+        of_experts = ExpertGradients.of(block, attributes)
+        experts_part_backward(block, gradients, of_experts, piece, _behind_heads(block))
+        return
     d_gate_up_T2F = block.take(2 * block.call.spec.d_ff)
     swiglu_backward(block, gradients, d_gate_up_T2F, None)
     with block.workspace.frame():
@@ -169,9 +193,7 @@ def mlp_part_backward(
             norm, eps = block.norm("ffn_norm"), block.call.eps_again
             calls.add(vector.write_normed, norm, normed, eps=eps)
             block.adapters.write_low_again("gate_up", normed)
-        gradients.add_matmul("gate_up_proj", d_gate_up_T2F, normed)
-        d_outputs = block.gate_and_up(d_gate_up_T2F)
-        write_input_gradient(block, gradients, "gate_up", d_outputs, d_gate_up_T2F, normed, piece)
+        gate_up_backward(block, gradients, d_gate_up_T2F, normed, piece)
 
 
 @dataclass(frozen=True)
@@ -189,7 +211,7 @@ class _PartGradients(BlockGradients):
         adapters = AdapterGradients.of(block.adapters, block.operands, block.call, attributes)
         if d_hidden is None:
             d_hidden = block.tokens_by_width("d_hidden")
-        if block.call.frozen:
+        if block.call.frozen or "gradients" not in block.operands:
             return cls({}, "update", adapters, d_hidden)
         flat = block.operands["gradients"]
         by_name = gradient_views(flat, block.call.layout, attributes, block.calls)
@@ -204,13 +226,12 @@ class _PartGradients(BlockGradients):
         return super().vector(name)
 
 
-def _write_gate_up(block: BlockOperands) -> None:
+def _write_gate_up(block: BlockOperands) -> RoutedRows | None:
+    """Return where rows go, of a part with experts."""
+    rows = RoutedRows.take(block) if block.call.spec.experts else None
     with block.workspace.frame():
-        normed = _normed(block, "ffn_norm")
-        block.adapters.write_low("gate_up", normed)
-        outputs = list(block.gate_and_up(block.gate_up).items())
-        has_share = block.adapters.write_shares("gate_up", outputs)
-        add_product(block, normed, "gate_up_proj", block.gate_up, has_share=has_share)
+        write_projections(block, rows, _normed(block, "ffn_norm"), is_forward=True)
+    return rows
 
 
 def _write_piece(block: BlockOperands, site: str, x_TI: torch.Tensor) -> None:
@@ -238,17 +259,26 @@ def _piece(block: BlockOperands) -> torch.Tensor:
 
 def _head_norms(block: BlockOperands, attributes: Attributes) -> dict[str, VectorGradient]:
     """Where the gradients of q_norm and of k_norm go: behind a piece, or added to the part's."""
-    spec, names = block.call.spec, ("q_norm", "k_norm")
-    if not spec.qk_norm or block.call.frozen:
+    spec, widths = block.call.spec, qk_norm_widths(block.call.spec)
+    if not widths or block.call.frozen:
         return {}
     if (shared := block.operands.get("shared_gradients")) is not None:
         assert shared.mode == "update", "the norm before the feed-forward network began it"
         layout = shared_layout(spec)
         by_name = gradient_views(shared, layout, attributes, block.calls)
-        return {name: VectorGradient(by_name[name], "update") for name in names}
+        return {name: VectorGradient(by_name[name], "update") for name in widths}
+    both = torch.split(_behind_piece(block)[: sum(widths.values())], list(widths.values()))
+    return {name: VectorGradient(one, "write") for name, one in zip(widths, both, strict=True)}
+
+
+def _behind_piece(block: BlockOperands) -> torch.Tensor:
     behind = _behind(block.operands["output"], block.tokens_by_width("output"))
-    both = behind.view(block.call.dtype)[: 2 * spec.head_dim].view(2, spec.head_dim)
-    return {name: VectorGradient(one, "write") for name, one in zip(names, both, strict=True)}
+    return behind.view(block.call.dtype)
+
+
+def _behind_heads(block: BlockOperands) -> torch.Tensor:
+    """Room for a part's shares of routes' gradients."""
+    return _behind_piece(block)[sum(qk_norm_widths(block.call.spec).values()) :]
 
 
 def _behind(operand: KernelOperand, piece: torch.Tensor) -> torch.Tensor:

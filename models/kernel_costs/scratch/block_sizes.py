@@ -14,6 +14,7 @@ from twinstream.models.kernel_costs.attributes import (
     ranks_of_experts,
     typed_attribute,
 )
+from twinstream.models.kernel_costs.scratch_sizes import INT32_BYTES, INT64_BYTES, float32_bytes
 from twinstream.models.layout import aligned
 from twinstream.models.options import Experts
 from twinstream.models.recipes.adapter_layout import low_widths
@@ -72,6 +73,42 @@ class BlockSizes:
     def normed(self) -> int:
         """Bytes of normed rows."""
         return aligned(self.tokens * self.d * self.itemsize)
+
+    @property
+    def routed_rows(self) -> int:
+        """Bytes of where rows go: three orders of them and where each expert's end; a gate of every
+        token."""
+        experts = self.experts
+        if experts is None:
+            return 0
+        orders = 3 * aligned(self.tokens * experts.per_token * INT64_BYTES)
+        gate = float32_bytes(self.tokens) if experts.shared_gate else 0
+        return orders + aligned(experts.count * INT32_BYTES) + gate
+
+    def rows(self, width: int) -> int:
+        """Bytes of so many columns of every row that goes to an expert."""
+        assert self.experts is not None
+        return aligned(self.tokens * self.experts.per_token * width * self.itemsize)
+
+    @property
+    def projections(self) -> int:
+        """Bytes of normed rows, and beside them those gathered for experts and what their adapters
+        take."""
+        if self.experts is None or self.ep > 1:
+            return self.normed
+        return self.normed + self.rows(self.d) + self.rows(self.expert_rank)
+
+    @property
+    def expert_outputs(self) -> int:
+        """Bytes of experts' products, and of their outputs."""
+        assert self.experts is not None
+        return sum(map(self.rows, (self.experts.d_ff, self.d, self.expert_rank)))
+
+    @property
+    def through_experts(self) -> int:
+        """Bytes of the gradients of gate and up, of rows and of the product, on their way back."""
+        assert self.experts is not None
+        return self.rows(2 * self.experts.d_ff) + self.expert_outputs
 
     @property
     def rotated_and_attention(self) -> int:

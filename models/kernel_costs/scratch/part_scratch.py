@@ -12,6 +12,7 @@ from twinstream.models.kernel_costs.attributes import (
     NUM_SLICES,
     Attributes,
     count_of,
+    experts_of,
     typed_attribute,
 )
 from twinstream.models.kernel_costs.scratch.block_sizes import BlockSizes, block_sizes
@@ -39,12 +40,14 @@ def _kv_forward(attributes: Attributes) -> int:
 
 def _mlp_forward(attributes: Attributes) -> int:
     block = block_sizes(attributes)
-    return _rstd(block) + max(block.normed, _width(block, block.f))
+    outputs = block.expert_outputs if block.experts is not None else 0
+    most = max(block.projections, _width(block, block.f), outputs)
+    return _rstd(block) + block.routed_rows + most
 
 
 def _mlp_recompute(attributes: Attributes) -> int:
     block = block_sizes(attributes)
-    return _rstd(block) + block.normed
+    return _rstd(block) + block.routed_rows + block.projections
 
 
 def _attention_backward(attributes: Attributes, *, sums: bool) -> int:
@@ -67,7 +70,7 @@ def _qkv_backward(attributes: Attributes, *, sums: bool) -> int:
     normed, widths = block.normed, [0]
     if block.qk_norm:
         normed += _width(block, block.k)
-        widths.append(block.attention_shape.head_dim)
+        widths.append(block.q if block.qk_norm_rows else block.attention_shape.head_dim)
     if block.qkv_bias:
         widths.append(block.q + 2 * block.k)
     sums = sums and not block.frozen
@@ -81,19 +84,28 @@ def _mlp_backward(attributes: Attributes, *, sums: bool) -> int:
     block = block_sizes(attributes)
     needs_product = sums and (not block.frozen or block.low("down") > 0)
     product = (_width(block, block.f) if needs_product else 0) + block.low("down")
-    return (
-        _rstd(block)
-        + _width(block, 2 * block.f)
-        + max(product, block.normed + block.low("gate_up"))
-    )
+    gate_up = _width(block, 2 * block.f)
+    if block.experts is None:
+        rows = max(product, block.normed + block.low("gate_up"))
+        return _rstd(block) + gate_up + rows
+    product = block.low("down") if block.experts.shared_gate else product
+    routed = float32_bytes(block.tokens * block.experts.per_token) + block.through_experts
+    dense = gate_up + max(product, block.low("gate_up")) if block.f else 0
+    return _rstd(block) + block.routed_rows + block.normed + max(routed, dense)
 
 
 def _norm_backward(attributes: Attributes, *, sums: bool) -> int:
-    """The gradient of a slice's normed rows; reciprocals of norms."""
+    """The gradient of a slice's normed rows; reciprocals of norms; what a router takes."""
     tokens, d_model = (typed_attribute(attributes, n, int) for n in ("num_tokens", "d_model"))
     tokens //= count_of(attributes, NUM_SLICES)
-    rows = aligned(tokens * d_model * _itemsize(attributes)) + float32_bytes(tokens)
-    return rows + (partial_sum_bytes(tokens, d_model) if sums else 0)
+    itemsize, experts = _itemsize(attributes), experts_of(attributes)
+    normed = aligned(tokens * d_model * itemsize)
+    taken = normed + float32_bytes(tokens) + (partial_sum_bytes(tokens, d_model) if sums else 0)
+    if experts is None or typed_attribute(attributes, "norm", str) != "ffn_norm":
+        return taken
+    numbers = [tokens * experts.count, tokens * experts.shared_gate]
+    router = sum(aligned(count * itemsize) for count in numbers)
+    return taken + normed + router + float32_bytes(tokens * experts.per_token)
 
 
 def _embed_backward(attributes: Attributes, *, of_all: Formula) -> int:
@@ -146,6 +158,7 @@ def _formulas(of_all: Formula, *, sums: bool) -> dict[str, Formula]:
         "qkv_part_backward": partial(_qkv_backward, sums=sums),
         "mlp_part_forward": _mlp_forward,
         "mlp_part_recompute": _mlp_recompute,
+        "experts_part_recompute": _mlp_recompute,
         "mlp_part_backward": partial(_mlp_backward, sums=sums),
         "add_parts": _none,
         "norm_parts_backward": partial(_norm_backward, sums=sums),

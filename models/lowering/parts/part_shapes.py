@@ -5,7 +5,16 @@ from typing import NamedTuple
 
 from twinstream.models.decoders.parted import PartedSpec
 from twinstream.models.decoders.sizes import ITEMSIZE_BYTES
-from twinstream.models.layout import ADAPTERS, EMBEDDING, HEAD, PART, aligned, whole_group
+from twinstream.models.layout import (
+    ADAPTERS,
+    EMBEDDING,
+    HEAD,
+    PART,
+    aligned,
+    dense_width,
+    qk_norm_widths,
+    whole_group,
+)
 from twinstream.models.lowering.chain_builder import ChainBuilder
 from twinstream.models.lowering.declarations import (
     GRADIENT_PIECES,
@@ -129,11 +138,14 @@ class PartShapes(StageShapes):
 
     @property
     def pieces(self) -> Pieces:
-        """Hidden states of a chunk, and the gradients of norms that heads share."""
-        spec, workload = self.spec, self.workload
-        size = workload.chunk_tokens * spec.d_model * spec.itemsize
-        heads = 2 * spec.head_dim * spec.itemsize if spec.qk_norm else 0
-        return Pieces(spec.dtype, aligned(size + heads) // spec.itemsize)
+        """Hidden states of a chunk, the gradients of norms that heads share, and of what tokens'
+        experts count."""
+        spec, tokens = self.spec, self.workload.chunk_tokens
+        behind = sum(qk_norm_widths(spec).values())
+        if (experts := spec.experts) is not None:
+            behind += tokens * (experts.per_token + experts.shared_gate)
+        size = (tokens * spec.d_model + behind) * spec.itemsize
+        return Pieces(spec.dtype, aligned(size) // spec.itemsize)
 
     def declare_pieces(self, builder: ChainBuilder, chunk: int) -> None:
         """Declare what parts make of a sum, and where whoever adds it up finds that."""
@@ -157,6 +169,10 @@ def declare_parts(builder: ChainBuilder, shapes: PartShapes) -> None:
             builder.declare(dense_tensor(f"hidden.{layer}.{chunk}", "activation", spec.dtype, rows))
         for layer in range(spec.num_layers):
             builder.declare(dense_tensor(f"x_o.{layer}.{chunk}", "activation", spec.dtype, rows))
+            if (experts := spec.layer(layer).experts) is not None:
+                shape = (2, tokens, experts.per_token)  # numbers, then weights
+                name = f"routes.{layer}.{chunk}"
+                builder.declare(dense_tensor(name, "activation", "int32", shape))
             for number in range(spec.parts_each):
                 _declare_saved(builder, shapes, layer, chunk, number)
         builder.declare(dense_tensor(f"d_hidden.{chunk}", "activation", spec.dtype, rows))
@@ -182,13 +198,16 @@ def _declare_saved(
     builder: ChainBuilder, shapes: PartShapes, layer: int, chunk: int, number: int
 ) -> None:
     """What backward needs of one part of a block."""
-    part, tokens = shapes.spec.part, shapes.workload.chunk_tokens
+    part, tokens = shapes.spec.part.layer(layer), shapes.workload.chunk_tokens
     where = f"{layer}.{chunk}{PART}{number}"
     attention_bytes = tokens * (part.d_q * part.itemsize + 4 * part.num_heads)
     builder.declare_flat(f"attention.{where}", attention_bytes, "activation", part.dtype)
-    for name, width in (("q", part.d_q), ("gate_up", 2 * part.d_ff)):
-        shape = (tokens, width)
-        builder.declare(dense_tensor(f"{name}.{where}", "activation", part.dtype, shape))
+    saved = {"q": (tokens, part.d_q), "gate_up": (tokens, 2 * dense_width(part))}
+    if (experts := part.experts) is not None:
+        saved["experts"] = (tokens * experts.per_token, 2 * experts.d_ff)
+    for name, shape in saved.items():
+        if shape[1]:
+            builder.declare(dense_tensor(f"{name}.{where}", "activation", part.dtype, shape))
     if not shapes.workload.sliced:
         kv = (tokens, 2, part.num_kv_heads, part.head_dim)
         builder.declare(dense_tensor(shapes.kv_of(layer, chunk, number), "context", part.dtype, kv))

@@ -6,67 +6,27 @@ every rank alike, or of its tokens (`token_tasks`). Pieces of a chunk are exchan
 chunk's are made.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from functools import partial
 
-from twinstream.models.decoders.parted import PartedSpec
-from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.kernel_costs.part_work import (
-    add_parts,
     head_part_backward,
     head_part_sums,
-    norm_parts_backward,
     parts_loss,
 )
-from twinstream.models.layout import EMBEDDING, HEAD, PART
-from twinstream.models.lowering.chain_builder import CollectiveCall, by_rank
-from twinstream.models.lowering.declarations import declare_groups
-from twinstream.models.lowering.decoder_calls import KernelCalls, frozen_attribute
+from twinstream.models.layout import EMBEDDING, EXPERTS, HEAD, PART, dense_width
+from twinstream.models.lowering.decoder_calls import frozen_attribute
 from twinstream.models.lowering.optimizer_tasks import gradient_attribute
-from twinstream.models.lowering.parts.part_optimizer import PartOptimizer
 from twinstream.models.lowering.parts.part_shapes import (
     LOSS_SUMS,
-    PIECES,
-    PartShapes,
-    declare_contexts,
-    declare_parts,
 )
-from twinstream.models.lowering.stage_cut import StageCut
-from twinstream.models.lowering.task_blocks import TaskBlocks
-from twinstream.models.providers.flops import model_flops_per_step
+from twinstream.models.lowering.parts.part_sums import PartSums
 from twinstream.models.recipes.adapter_layout import adapter_group, lora_of_layer
-from twinstream.models.recipes.recipe import Recipe
-from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import Attribute, Label, TaskOperand
-from twinstream.schedule.workload import Workload
 
 
-class PartTasks(TaskBlocks):
+class PartTasks(PartSums):
     """Adds the tasks of a stage of a training step, or of an evaluation, in parts."""
-
-    shapes: PartShapes
-    groups: PartOptimizer
-    spec: PartedSpec
-    shapes_kind = PartShapes
-    groups_kind = PartOptimizer
-    updates_a_layer = 2
-
-    def __init__(self, spec: ModelSpec, workload: Workload, recipe: Recipe, cut: StageCut) -> None:
-        layout = cut.layout
-        super().__init__(PartedSpec.of(spec, layout.tp, layout.num_parts), workload, recipe, cut)
-        self.calls = KernelCalls(self.builder, self.spec.part, self.workload, recipe)
-
-    def model_flops(self) -> int:
-        return model_flops_per_step(self.spec.whole, self.workload, self.recipe)
-
-    def _declare(self) -> None:
-        declare_groups(self.builder, self.shapes)
-        declare_parts(self.builder, self.shapes)
-        if self.workload.sliced:
-            self._declare_contexts()
-
-    def _declare_contexts(self) -> None:
-        declare_contexts(self.builder, self.shapes)
 
     # Embedding
 
@@ -104,12 +64,12 @@ class PartTasks(TaskBlocks):
 
     def _forward_layer(self, round_: int, layer: int) -> None:
         self._forward_attention(layer)
-        write = self.builder.write
         for chunk in self._prepared(self._chunks(), partial(self._add_attention, layer)):
             for number in range(self.spec.parts_each):
                 operands = [
                     *self._mlp_inputs(layer, chunk, number),
-                    write("projections", f"gate_up.{layer}.{chunk}{PART}{number}"),
+                    *self._routes(layer, chunk, chooses=number == 0),
+                    *self._gate_up(self.builder.write, layer, chunk, number),
                     self._piece(chunk, number),
                 ]
                 call = self.calls.block("mlp_part_forward", chunk, layer)
@@ -172,16 +132,21 @@ class PartTasks(TaskBlocks):
             self._exchange_pieces("attention_backward", chunk, layer)
 
     def _mlp_backward(self, layer: int, chunk: int, number: int) -> None:
-        builder, gate_up = self.builder, f"gate_up.{layer}.{chunk}{PART}{number}"
-        inputs = self._mlp_inputs(layer, chunk, number)
+        builder = self.builder
+        inputs = [*self._mlp_inputs(layer, chunk, number), *self._routes(layer, chunk)]
+        made = [*inputs, *self._gate_up(builder.again, layer, chunk, number)]
+        place = (chunk, layer, number)
+        if self.shapes.with_experts(layer):
+            experts = [one for one in made if one.name != "projections"]
+            again = self.calls.block("experts_part_recompute", chunk, layer)
+            self._recompute("mlp", place, again, experts, ("EXPERTS",))
         again = self.calls.block("mlp_part_recompute", chunk, layer)
-        made = [*inputs, builder.again("projections", gate_up)]
-        self._recompute("mlp", (chunk, layer, number), again, made, ("ATTENTION", "INPUT"))
+        self._recompute("mlp", place, again, made, ("ATTENTION", "INPUT"))
         operands = [
             *inputs,
-            builder.read("projections", gate_up),
+            *self._gate_up(builder.read, layer, chunk, number),
             self._d_hidden(chunk),
-            *self._part_gradients(layer, number, chunk),
+            *self._mlp_gradients(layer, number, chunk),
             self._piece(chunk, number),
         ]
         call = self.calls.block("mlp_part_backward", chunk, layer, frozen=self._frozen(layer))
@@ -234,8 +199,43 @@ class PartTasks(TaskBlocks):
         return operands
 
     def _mlp_inputs(self, layer: int, chunk: int, number: int) -> list[TaskOperand]:
-        x_o = self.builder.read("x_o", self.shapes.whole(f"x_o.{layer}.{chunk}", chunk))
-        return [*self._weights(layer, number), x_o]
+        read, parameters = self.builder.read, self.shapes.parameters
+        found = self._weights(layer, number)
+        if self.shapes.with_experts(layer):
+            found.append(read("experts", parameters(f"{layer}{EXPERTS}{PART}{number}")))
+        if not self._has_dense(layer):
+            found = [one for one in found if one.name != "parameters"]
+        return [*found, read("x_o", self.shapes.whole(f"x_o.{layer}.{chunk}", chunk))]
+
+    def _has_dense(self, layer: int) -> bool:
+        """Whether a layer has a network that all tokens go through."""
+        return dense_width(self.spec.layer(layer)) > 0
+
+    def _routes(self, layer: int, chunk: int, *, chooses: bool = False) -> list[TaskOperand]:
+        """Which experts tokens go to: a rank's first part chooses for all of them."""
+        if not self.shapes.with_experts(layer):
+            return []
+        if chooses:
+            return self._choice(layer, chunk)
+        return [self.builder.read("routes", f"routes.{layer}.{chunk}")]
+
+    def _gate_up(
+        self, use: Callable[[str, str], TaskOperand], layer: int, chunk: int, number: int
+    ) -> list[TaskOperand]:
+        """Gate and up of the network of all tokens, and those of experts."""
+        where = f"{layer}.{chunk}{PART}{number}"
+        found = [use("projections", f"gate_up.{where}")] if self._has_dense(layer) else []
+        if self.shapes.with_experts(layer):
+            found.append(use("expert_projections", f"experts.{where}"))
+        return found
+
+    def _mlp_gradients(self, layer: int, number: int, chunk: int) -> list[TaskOperand]:
+        group, has_dense = f"{layer}{EXPERTS}{PART}{number}", self._has_dense(layer)
+        return [
+            *(self._gradient_of(f"{layer}{PART}{number}", chunk) if has_dense else []),
+            *self._gradient_of(group, chunk, "expert_gradients"),
+            *self._adapter_gradients(layer, number, chunk),
+        ]
 
     def _weights(self, layer: int, number: int) -> list[TaskOperand]:
         """Those of all parts, and a part's own; of adapters likewise."""
@@ -251,19 +251,23 @@ class PartTasks(TaskBlocks):
         return found
 
     def _part_gradients(self, layer: int, number: int, chunk: int) -> list[TaskOperand]:
-        """Those of a part's weights and adapters; and its piece of those of all parts' adapters."""
+        """Those of a part's weights and adapters."""
+        own = self._gradient_of(f"{layer}{PART}{number}", chunk)
+        return [*own, *self._adapter_gradients(layer, number, chunk)]
+
+    def _adapter_gradients(self, layer: int, number: int, chunk: int) -> list[TaskOperand]:
+        """Those of a part's adapters, and its piece of those of all parts'."""
         group = adapter_group(layer)
-        found = self._gradient_of(f"{layer}{PART}{number}", chunk)
-        found += self._gradient_of(f"{group}{PART}{number}", chunk, "adapter_gradients")
+        found = self._gradient_of(f"{group}{PART}{number}", chunk, "adapter_gradients")
         if group in self.trained:
             piece = self.shapes.piece_of_gradient(group, number, chunk)
             found.append(self.builder.accumulate("shared_adapter_gradients", piece))
         return found
 
     def _frozen(self, layer: int) -> frozenset[str]:
-        """The layer, where its parts have no gradients."""
-        is_frozen = f"{layer}{PART}0" not in self.trained
-        return frozenset({str(layer)} if is_frozen else ())
+        """Those of a layer's groups whose parts have no gradients."""
+        groups = (str(layer), f"{layer}{EXPERTS}")
+        return frozenset(one for one in groups if f"{one}{PART}0" not in self.trained)
 
     def _recompute(
         self, what: str, place: tuple[int, int, int], call: str, made: list[TaskOperand],
@@ -348,21 +352,6 @@ class PartTasks(TaskBlocks):
         """Where a chunk's loss is added to."""
         return "loss"
 
-    def _gradient_of(self, group: str, chunk: int, name: str = "gradients") -> list[TaskOperand]:
-        """Where a chunk's contribution to a group's gradient is added to."""
-        if group not in self.trained:
-            return []
-        return [self.builder.accumulate(name, self.shapes.sum_of(f"grad.{group}", chunk))]
-
-    def _after_group(self, group: str, round_: int) -> None:
-        if self._completes and group in self.trained:
-            self._add_up_own(group)
-        super()._after_group(group, round_)
-
-    def _add_up_own(self, group: str) -> None:
-        """Add up what parts have made of a group's gradient."""
-        self.groups.add_up_shared(group)
-
     def _head_operands(self, chunk: int, group: str) -> list[TaskOperand]:
         read = self.builder.read
         return [
@@ -375,126 +364,3 @@ class PartTasks(TaskBlocks):
     @property
     def _head_attributes(self) -> dict[str, Attribute]:
         return {"norm_eps": self.spec.norm_eps, "row_slice": self._row_slice}
-
-    # Hidden states of all tokens, where ranks have slices of them (`token_tasks`)
-
-    def _prepared(self, chunks: range, prepare: Callable[[int], None]) -> Iterator[int]:
-        """Chunks, each when what its tasks read is made."""
-        for chunk in chunks:
-            prepare(chunk)
-            yield chunk
-
-    def _gather_rows(self, what: str, layer: int | None, tensor: str, chunk: int) -> None:
-        """Each rank has the hidden states of all tokens."""
-
-    def _gather_hidden(self, what: str, layer: int, chunk: int) -> None:
-        self._gather_rows(what, layer, self.shapes.hidden(layer, chunk), chunk)
-
-    def _gather_gradient(self, what: str, layer: int | None, chunk: int) -> None:
-        self._gather_rows(f"d_{what}", layer, f"d_hidden.{chunk}", chunk)
-
-    def _d_hidden(self, chunk: int) -> TaskOperand:
-        return self.builder.read("d_hidden", self.shapes.whole(f"d_hidden.{chunk}", chunk))
-
-    def _head_norm_gradients(self, layer: int, number: int, chunk: int) -> list[TaskOperand]:
-        """Where a part adds its gradients of norms that heads share: here behind its piece."""
-        return []
-
-    # Sums over parts
-
-    def _piece(self, chunk: int, number: int) -> TaskOperand:
-        """Where a part leaves its piece of a sum."""
-        return self.builder.write("output", self.shapes.of_part(f"{PIECES}.{chunk}", number))
-
-    def _exchange_pieces(self, what: str, chunk: int, layer: int | None) -> None:
-        """Each rank gets the pieces of all parts, or their sum by the transport."""
-        tensor = f"{PIECES}.{chunk}"
-        if self.shapes.gathers_pieces:
-            self._gathered(what, tensor, chunk, layer)
-        elif self.cut.layout.tp > 1:
-            pieces = [self.builder.update("pieces", tensor)]
-            self._communicate(what, "all_reduce", pieces, chunk, layer)
-
-    def _pieces(self, chunk: int) -> TaskOperand:
-        name = f"all_{PIECES}.{chunk}" if self.shapes.gathers_pieces else f"{PIECES}.{chunk}"
-        return self.builder.read("pieces", name)
-
-    def _gathered(self, what: str, tensor: str, chunk: int, layer: int | None) -> str:
-        """Gather what all ranks' parts have made; return where it is."""
-        own = self.builder.read("own", tensor)
-        operands = [own, self.builder.write("all", f"all_{tensor}")]
-        self._communicate(what, "all_gather", operands, chunk, layer)
-        return f"all_{tensor}"
-
-    def _communicate(
-        self, what: str, collective: str, operands: list[TaskOperand], chunk: int, layer: int | None
-    ) -> None:
-        said = CollectiveCall(collective, ("tp",), "tp")
-        label = self.builder.label("tp", layer, chunk)
-        self.builder.communicate(self._named(f"tp.{what}", chunk, layer), said, operands, label)
-
-    def _add_up(
-        self, kind: str, chunk: int, layer: int | None, residual: str | None, output: str
-    ) -> None:
-        """Add up the pieces of all parts, and what they are added to."""
-        builder, num_pieces = self.builder, self.shapes.num_pieces
-        rows, has_residual = self.shapes.rows, residual is not None
-        cost = add_parts(self.calls.work(), rows, num_pieces, residual=has_residual)
-        call = self.calls.other("add_parts", cost, self._of_pieces, ".residual" * has_residual)
-        added = [] if residual is None else [builder.read("hidden", residual)]
-        operands = [self._pieces(chunk), *added, builder.write("output", output)]
-        self._task(kind, chunk, layer, call, operands)
-
-    def _norm_backward(self, norm: str, chunk: int, layer: int | None, x: str) -> None:
-        """Add up the pieces of a norm's gradient and take them through it."""
-        builder, group = self.builder, HEAD if layer is None else str(layer)
-        told: dict[str, Attribute] = {
-            **self._of_pieces, "norm": norm, "norm_eps": self.spec.norm_eps,
-            **gradient_attribute(self.recipe, self.spec.dtype),
-        }  # fmt: skip
-        if layer is not None and self.spec.qk_norm:
-            told["head_dim"] = self.spec.head_dim
-        call = self.calls.other("norm_parts_backward", self._norm_cost, told, f".{norm}")
-        make = builder.write if layer is None else builder.update
-        operands = [
-            self._pieces(chunk),
-            builder.read("parameters", self.shapes.parameters(group)),
-            builder.read("hidden", x),
-            make("d_hidden", f"d_hidden.{chunk}"),
-            *self._norm_gradient(group, chunk),
-        ]
-        self._task(f"{norm}_backward", chunk, layer, call, operands)
-
-    def _norm_gradient(self, group: str, chunk: int) -> list[TaskOperand]:
-        return self._gradient_of(group, chunk)
-
-    @property
-    def _norm_cost(self) -> tuple[Work, ...]:
-        return norm_parts_backward(self.calls.work(), self.shapes.rows, self.shapes.num_pieces)
-
-    @property
-    def _of_pieces(self) -> dict[str, Attribute]:
-        shapes = self.shapes
-        return {"num_pieces": shapes.num_pieces, "piece_elements": shapes.pieces.num_elements}
-
-    def _end_call(
-        self, kernel: str, cost: tuple[Work, ...], number: int,
-        told: dict[str, Attribute] | None = None,
-    ) -> str:  # fmt: skip
-        """Of a part of the vocabulary: a call of its own, since its rows begin elsewhere."""
-        rows, each = self.spec.part.vocab_size, self.spec.parts_each
-        first = [(rank * each + number) * rows for rank in range(self.spec.tp)]
-        where = by_rank("tp", {"first_row": first})
-        return self.calls.other(kernel, cost, {**(told or {}), **where}, f"{PART}{number}")
-
-    def _named(self, kind: str, chunk: int, layer: int | None, number: int | None = None) -> str:
-        place = f"{chunk}" if layer is None else f"{layer}.{chunk}"
-        return f"r0.{kind}.{place}" + ("" if number is None else f"{PART}{number}")
-
-    def _task(
-        self, kind: str, chunk: int, layer: int | None, call: str,
-        operands: Sequence[TaskOperand], number: int | None = None,
-    ) -> str:  # fmt: skip
-        name = self._named(kind, chunk, layer, number)
-        self.builder.add(name, call, operands, self.builder.label(kind, layer, chunk, 0))
-        return name

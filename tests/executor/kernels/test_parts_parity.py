@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.executor.kernels.families import (
+    EXPERT_FAMILIES,
     FAMILIES,
     SEQ_LEN,
     LossAndGradients,
@@ -30,6 +31,7 @@ from twinstream.schedule.workload import Workload
 
 POISON = 0xFF
 RECIPE = Recipe(kernels=KernelChoice(), max_row_slice=7)
+WITH_EXPERTS = [family for family in EXPERT_FAMILIES if family != "olmoe"]  # norms over all heads
 
 
 def spec_of(family: str, num_parts: int = 2) -> ModelSpec:
@@ -90,7 +92,7 @@ def step_in_parts(
     return LossAndGradients(memory.number("loss"), unpack_hf_state(spec, named))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *WITH_EXPERTS])
 @pytest.mark.parametrize("num_parts", [2, 4])
 @pytest.mark.parametrize("chunk_tokens", [2 * SEQ_LEN, SEQ_LEN // 3])
 def test_float32_in_parts_agrees_with_transformers(family, num_parts, chunk_tokens):
@@ -102,7 +104,7 @@ def test_float32_in_parts_agrees_with_transformers(family, num_parts, chunk_toke
     assert errors[worst] <= 1e-5, worst  # as of whole blocks
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *WITH_EXPERTS])
 @pytest.mark.parametrize(("cp_parts", "slices"), [(1, 2), (2, 8)])
 def test_float32_in_parts_of_sequences_agrees_with_transformers(family, cp_parts, slices):
     spec = spec_of(family)
@@ -147,9 +149,12 @@ def test_slices_take_the_scratch_that_is_declared(changes, monkeypatch):
     assert all(most == declared for most, declared in seen.values()), seen
 
 
-@pytest.mark.parametrize("level", ["ATTENTION", "INPUT"])
-def test_what_is_made_again_has_the_bits_that_it_had(level):
-    spec = spec_of("qwen3")
+@pytest.mark.parametrize(
+    ("family", "level"),
+    [("qwen3", "ATTENTION"), ("qwen3", "INPUT"), ("qwen2_moe", "EXPERTS"), ("dots1", "ATTENTION")],
+)
+def test_what_is_made_again_has_the_bits_that_it_had(family, level):
+    spec = spec_of(family)
     kept, again = (step_in_parts(spec, 2 * SEQ_LEN, 2, levels) for levels in ((), (level,)))
     assert kept.loss == again.loss
     assert all(torch.equal(again.gradients[n], one) for n, one in kept.gradients.items())
@@ -163,6 +168,15 @@ def test_parts_take_the_scratch_that_is_declared(family, chunk_tokens, lora, mon
     seen = scratch_of(chain_of(spec_of(family), chunk_tokens, 2, recipe), monkeypatch)
     # All but embed_part_forward and add_parts; the embedding of adapters is frozen.
     assert len(seen) == (11 if lora is None else 10), seen
+    assert all(most == declared for most, declared in seen.values()), seen
+
+
+@pytest.mark.parametrize("family", ["qwen2_moe", "qwen3_moe", "dots1"])
+@pytest.mark.parametrize("lora", [None, "r=4,alpha=8,targets=q,down,experts"])
+def test_parts_with_experts_take_the_scratch_that_is_declared(family, lora, monkeypatch):
+    recipe = RECIPE if lora is None else RECIPE.model_copy(update={"lora": lora_of(lora)})
+    seen = scratch_of(chain_of(spec_of(family), 2 * SEQ_LEN, 2, recipe), monkeypatch)
+    assert len(seen) == (12 if lora is None else 11), seen
     assert all(most == declared for most, declared in seen.values()), seen
 
 

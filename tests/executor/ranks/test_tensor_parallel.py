@@ -189,14 +189,19 @@ def test_parts_move_to_the_host_and_keep_their_bits(two, four, layout, device_by
     [laid(2), laid(4), laid(2, dp=2, zero=1), laid(2, parts=2), sliced(2), sliced(4, dp=1)],
 )
 def test_the_transports_sums_are_near_a_whole_block_s(two, four, layout, preset, recipe):
-    """Float32; sums of a product are split in two or four, and AdamW divides by small roots."""
     case = case_of(layout, recipe, preset=preset, dtype="float32")
+    assert_near_whole_blocks(case, two if layout.num_gpus == 2 else four)
+
+
+def assert_near_whole_blocks(case: Case, processes: RankProcesses) -> None:
+    """Float32; sums of a product are split in two or four, and AdamW divides by small roots."""
+    layout = case.layout
     whole = replace(case, layout=Layout(dp=layout.dp, zero=0))
     trainings = [case.training(replica) for replica in range(layout.dp)]
     expected = train_replicas(
         lower(case.spec, WORKLOAD, case.recipe), whole.state(), trainings, NUM_STEPS
     )
-    losses, norms, state = trained(case, two if layout.num_gpus == 2 else four)
+    losses, norms, state = trained(case, processes)
     for told, wanted in zip(losses, expected.losses, strict=True):
         assert told == pytest.approx(wanted, rel=1e-6)
     assert norms == pytest.approx(expected.norms, rel=2e-6)

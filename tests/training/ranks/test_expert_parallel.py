@@ -53,3 +53,15 @@ def test_what_cannot_be_shared_is_refused_before_anything_starts(tmp_path: Path)
         with pytest.raises(Exception, match=said):
             prepared(**given)
     assert not (tmp_path / "run").exists()
+
+
+def test_columns_of_experts_on_other_ranks_of_tp_train_the_same_folder(tmp_path: Path) -> None:
+    given = {"parts": 2, "lora": "r=2,alpha=4,targets=q,experts"}
+    whole, straight = trained(with_experts(tmp_path / "a", ranks=1, **given))
+    wanted = with_experts(tmp_path / "b", ranks=2, tp=2, **given)
+    stopped, before = trained(wanted, stop_after=3)
+    again = wanted.model_copy(update={"ranks": 1, "tp": 1})
+    result, after = trained(again, resume=True)
+    assert before.losses[: stopped.step] + after.losses == straight.losses
+    assert state_files(result.folder, STEPS) == state_files(whole.folder, STEPS)
+    assert model_files(result.folder) == model_files(whole.folder)
