@@ -137,7 +137,7 @@ class PlanRequest:
             ChoiceError: there is a disk, and no use for it.
         """
         if self.caps.disk_bytes is not None:
-            self._require_use_of_disk()
+            require_use_of_disk(self.spec, self.step.recipe, self.machine, self.policy)
         if runs:
             require_executable(self.spec)
         if runs or self.step.recipe.kernels is not None:
@@ -145,25 +145,6 @@ class PlanRequest:
         if self.machine.pool_bytes is not None and self.policy == DEFAULT_POLICY:
             return replace(self, choices=self.choices.of_one_memory)
         return self
-
-    def _require_use_of_disk(self) -> None:
-        why = None
-        if self.policy != DEFAULT_POLICY:
-            why = f"policy '{self.policy}' has homes of its own: leave it out, or the disk"
-        elif self.machine.pool_bytes is not None:
-            why = (
-                f"{self.machine.name} has one memory, of which a disk is no part yet: leave it out"
-            )
-        elif self.machine.disk_write_bytes_per_s is None and not (
-            self.step.recipe.lora or self.step.recipe.frozen or self.spec.own_lora
-        ):
-            why = (
-                "the rate at which it is written is not known, and without that it holds frozen "
-                "weights alone, and all are trained here: add it, --disk-bandwidth 7GB/s,5GB/s, or "
-                "--lora r=16, or --freeze"
-            )
-        if why is not None:
-            raise ChoiceError(f"a disk (--disk, --disk-mem): {why}")
 
     @property
     def decoder(self) -> ModelSpec:
@@ -235,14 +216,15 @@ def caps_of(
     24GiB on a card with 23.99.
 
     Args:
-        ranks: so many share the machine's host memory, and on a CPU its device's; caps are of one.
+        ranks: so many share the machine's host memory and its drive, and on a CPU its device's;
+            caps are of one.
 
     Raises:
         SizeError: a cap cannot be read, or is more memory than the machine has.
     """
     if (pool := machine.pool_bytes) is not None:
         caps = _caps_of_pool(machine, pool // ranks, device_mem, host_mem)
-        return caps.model_copy(update={"disk_bytes": _disk_bytes(disk_mem, machine)})
+        return caps.model_copy(update={"disk_bytes": _disk_bytes(disk_mem, machine, ranks)})
     of_device = ranks if machine.device == "cpu" else 1
     host_bytes = _cap_bytes(host_mem, machine, "host_memory_bytes", ranks)
     if host_mem is None and host_bytes is not None and machine.device == "cuda":
@@ -251,12 +233,36 @@ def caps_of(
         device_bytes=_cap_bytes(device_mem, machine, "device_memory_bytes", of_device),
         host_bytes=host_bytes,
         device_reserve_bytes=round(machine.number("device_reserve_bytes")),
-        disk_bytes=_disk_bytes(disk_mem, machine),
+        disk_bytes=_disk_bytes(disk_mem, machine, ranks),
     )
 
 
-def _disk_bytes(given: str | int | None, machine: Machine) -> int | None:
-    return None if given is None else _cap_bytes(given, machine, "disk_memory_bytes", 1)
+def _disk_bytes(given: str | int | None, machine: Machine, ranks: int) -> int | None:
+    return None if given is None else _cap_bytes(given, machine, "disk_memory_bytes", ranks)
+
+
+def require_use_of_disk(
+    spec: AnyModel, recipe: Recipe, machine: Machine, policy: str = DEFAULT_POLICY
+) -> None:
+    """
+    Raises:
+        ChoiceError: a disk is of no use; says why, and what to do.
+    """
+    why = None
+    if policy != DEFAULT_POLICY:
+        why = f"policy '{policy}' has homes of its own: leave it out, or the disk"
+    elif machine.pool_bytes is not None:
+        why = f"{machine.name} has one memory, of which a disk is no part yet: leave it out"
+    elif machine.disk_write_bytes_per_s is None and not (
+        recipe.lora or recipe.frozen or spec.own_lora
+    ):
+        why = (
+            "the rate at which it is written is not known, and without that it holds frozen "
+            "weights alone, and all are trained here: add it, --disk-bandwidth 7GB/s,5GB/s, or "
+            "--lora r=16, or --freeze"
+        )
+    if why is not None:
+        raise ChoiceError(f"a disk (--disk, --disk-mem): {why}")
 
 
 def with_drive(

@@ -15,6 +15,13 @@ from twinstream.schedule.ops import Communicate
 from twinstream.simulator.costs import CostModel, MachineCosts
 
 IN_PIECES = ("all_gather", "reduce_scatter")  # what products over tp may hide
+_OF_A_NODE = (  # what its GPUs share
+    "host_dram_bytes_per_s",
+    "host_memory_bytes",
+    "disk_memory_bytes",
+    "disk_read_bytes_per_s",
+    "disk_write_bytes_per_s",
+)
 _NCCL_DTYPES = {"bfloat16": "half", "float16": "half", "uint8": "int8", "fp8": "int8"}
 
 
@@ -38,7 +45,8 @@ class MeshCosts(Protocol):
 class ClusterCosts:
     """Prices by the profiles of a cluster and its node.
 
-    Host DRAM, host memory and NICs are a node's: each of its GPUs has its equal share. A collective
+    Host DRAM, host memory, a drive and NICs are a node's: each of its GPUs has its equal share. A
+    collective
     takes what `collective_time_ns` says, and while it runs draws on all sides: `compute_lost` of
     the GPU's compute; what the rank sends and receives between nodes of its NICs and, where NICs
     are behind the GPU's PCIe link (`nic_on_pcie`), of that link; what stays in the node of its
@@ -169,9 +177,10 @@ def sums_of(op: Communicate) -> Sums | None:
 
 
 def share_of(machine: Machine, gpus_per_node: int) -> Machine:
-    """Return one GPU's share of a node: its device, its link, its part of host DRAM and memory."""
+    """Return one GPU's share of a node: its device, its link, its part of host DRAM and memory, and
+    of the node's drive."""
     changes = {}
-    for field in ("host_dram_bytes_per_s", "host_memory_bytes"):
+    for field in _OF_A_NODE:
         number = getattr(machine, field)
         if number is not None and number.value is not None:
             changes[field] = number.model_copy(update={"value": number.value / gpus_per_node})

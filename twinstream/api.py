@@ -216,33 +216,22 @@ def execute(
     require("settings", settings, RunSettings, type(None))
     require_torch()
     from twinstream.executor.kernels.availability import require_kernels
-    from twinstream.executor.program.options import RunOptions, choose_graphs, choose_nvtx
-    from twinstream.executor.run.execute import choose_backend
     from twinstream.executor.run.execute import execute as run
     from twinstream.executor.run.training import Training
     from twinstream.executor.state.training_state import initial_state, steps_done, with_steps_done
 
     settings = settings or RunSettings()
-    backend = choose_backend(settings.backend)
+    options = settings.options()
     spec, recipe = model_of(own.model), Recipe.model_validate(own.recipe)
     require_trusted("the schedule", spec, recipe, trusts=settings.trusts_code)
-    require_kernels(own, backend)
+    require_kernels(own, options.backend)
     done = 0 if state is None else steps_done(state)
     batches = _batches(own, tokens, done, settings)
     training = Training(
         _torch_source(batches), settings.learning_rate, settings.seed, first_step=1 + done,
         max_norm=settings.max_norm,
     )  # fmt: skip
-    options = RunOptions(
-        backend=backend,
-        num_passes=settings.num_steps,
-        poison=settings.poison,
-        timed_passes=settings.timed_steps,
-        graphs=choose_graphs(settings.graphs, backend),
-        on_pinned=settings.on_pinned,
-        nvtx=choose_nvtx(backend, requested=settings.nvtx),
-    )
-    _check_memory(own, backend, copies_of_state=2 if settings.keeps_state else 0)
+    _check_memory(own, options.backend, copies_of_state=2 if settings.keeps_state else 0)
     host_work = _told(training.host_work(own), training.losses, settings.on_loss)
     if not settings.keeps_state:
         ran = _run_in_arenas(own, state, settings.seed, host_work, options)

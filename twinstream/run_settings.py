@@ -2,8 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from twinstream.schedule.errors import ArgumentError, require, require_whole
+
+if TYPE_CHECKING:
+    from twinstream.executor.program.options import RunOptions
 
 _MOST_LEARNING_RATE = 1e3
 
@@ -22,7 +28,8 @@ class RunSettings:
     recipe that clips are clipped; 0 is not at all. Without `keeps_state` nobody reads the state at
     the end, `Run.state` is empty, and none is held beside the arenas: fresh ones are put there a
     group at a time. `trusts_code`: files of Python that the schedule names, and nobody named in
-    this process, may be run.
+    this process, may be run. `disk` is a folder on a drive for what the schedule has at home there:
+    it lies in a file of the run's own, or of each rank's, which is gone when the run is.
     """
 
     backend: str = "auto"
@@ -39,6 +46,7 @@ class RunSettings:
     max_norm: float = 0.0
     keeps_state: bool = True
     trusts_code: bool = False
+    disk: Path | None = None
 
     def __post_init__(self) -> None:
         require_whole("num_steps", self.num_steps, 1, 2**31 - 1)
@@ -54,3 +62,23 @@ class RunSettings:
             raise ArgumentError(f"max_norm needs a number from 0, got {self.max_norm}")
         if self.timed_steps is not None:
             require_whole("timed_steps", self.timed_steps, 1, self.num_steps)
+
+    def options(self) -> "RunOptions":
+        """Return them as the executor is told them.
+
+        Raises:
+            TwinstreamError: what is asked for needs CUDA, or a folder that there is not.
+        """
+        from twinstream.executor.program.options import RunOptions, choose_graphs, choose_nvtx
+        from twinstream.executor.run.execute import choose_backend
+        from twinstream.executor.weights.disk_reader import DiskFiles
+
+        backend = choose_backend(self.backend)
+        if self.disk is not None and not self.disk.is_dir():
+            raise ArgumentError(f"disk: {self.disk} is no folder: name one on the drive")
+        return RunOptions(
+            backend, self.num_steps, self.poison, self.timed_steps,
+            choose_graphs(self.graphs, backend), self.on_pinned,
+            nvtx=choose_nvtx(backend, requested=self.nvtx),
+            disk=None if self.disk is None else DiskFiles({}, inf, place=self.disk.absolute()),
+        )  # fmt: skip

@@ -66,7 +66,8 @@ def _met(rank: int, failures: Sequence[RankFailure], blocked: Mapping[int, Block
 
 def _all_say(one: RankFailure, failures: Sequence[RankFailure]) -> bool:
     """Then it is of no rank in particular."""
-    return sum(other.text == one.text for other in failures) > 1 or f"rank {one.rank}" in one.text
+    ranks = {other.rank for other in failures if other.text == one.text}
+    return len(ranks) > 1 or f"rank {one.rank}" in one.text
 
 
 def _of(one: RankFailure) -> str:

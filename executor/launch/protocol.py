@@ -85,7 +85,7 @@ class TrainTask:
         max_norm: of a step's gradients; 0 is any.
         evaluation: the schedule of an evaluation, of all ranks; None where there is none.
         buffers: of a traced model's module, where a folder has them.
-        disk: the files of what is at home on a disk.
+        disk: by rank the files of what is at home on a disk; empty where nothing is.
     """
 
     first: int
@@ -95,7 +95,7 @@ class TrainTask:
     max_norm: float
     evaluation: Schedule | None
     buffers: "Mapping[str, torch.Tensor]" = field(default_factory=dict)
-    disk: "DiskFiles | None" = None
+    disk: "tuple[DiskFiles, ...]" = ()
 
     @property
     def num_passes(self) -> int:
@@ -144,6 +144,13 @@ class BlockedOps:
 
     rank: int
     now: "tuple[Wait, ...]"
+
+
+@dataclass(frozen=True)
+class Note:
+    """A line from a rank about what slows it down, at any time. There is no answer."""
+
+    text: str
 
 
 # From a rank that trains to its trainer

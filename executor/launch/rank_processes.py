@@ -3,7 +3,7 @@
 import contextlib
 import os
 import signal
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from time import monotonic, sleep
@@ -14,6 +14,7 @@ from twinstream.executor.launch.hosts import OtherRanks
 from twinstream.executor.launch.protocol import (
     BlockedOps,
     MakeInputs,
+    Note,
     RankFailure,
     RunTask,
     TrainTask,
@@ -75,6 +76,7 @@ class RankProcesses:
 
     Args:
         others: the ranks after these, which were started by somebody else and have come.
+        tell: takes a line of any rank about what slows it down, once.
     """
 
     def __init__(
@@ -84,7 +86,9 @@ class RankProcesses:
         port: int | None = None,
         start_method: StartMethod = "spawn",
         others: OtherRanks | None = None,
+        tell: Callable[[str], None] = lambda line: None,
     ) -> None:
+        self._tell, self._told = tell, set[str]()
         self.patience = patience or Patience()
         self._others = others
         self._store = open_store(port) if others is None else None
@@ -192,11 +196,18 @@ class RankProcesses:
                     raise self._explained(message)
                 if isinstance(message, RankOutcome):
                     self._ended.add(rank)
-                if not isinstance(message, BlockedOps):
+                if isinstance(message, Note):
+                    self._tell_once(message.text)
+                elif not isinstance(message, BlockedOps):
                     return rank, message
         except BaseException:
             self.close()
             raise
+
+    def _tell_once(self, line: str) -> None:
+        if line not in self._told:
+            self._told.add(line)
+            self._tell(line)
 
     def kill(self) -> None:
         """End what runs at once; `close` waits until it has ended."""

@@ -6,6 +6,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from twinstream.executor.launch.protocol import (
     BlockedOps,
+    Note,
     RankFailure,
     RunTask,
     TrainTask,
@@ -72,19 +74,33 @@ class _Worker:
             with in_groups(world) as met:
                 run = RankRun(task.schedule, met, self._waiting)
                 work = task.work
+                options = replace(task.options, tell=self._tell, on_error=self._op_failed)
                 if isinstance(work, TrainTask):
                     inputs = TrainingRank(work, run.part, self).inputs()
+                    options = replace(options, disk=work.disk[task.rank] if work.disk else None)
                 else:
                     inputs = work(run.part)
-                return run.execute(inputs, task.options)
+                return run.execute(inputs, options)
         except CommunicationError as error:
             self._waiting.failed(error)
             return None
-        except TwinstreamError as error:
-            return RankFailure(self.rank, "refused", str(error))
         except Exception as error:
-            text = f"{type(error).__name__}: {error}".splitlines()[0]
-            return RankFailure(self.rank, "bug", text, details=traceback.format_exc(limit=-12))
+            return self._failure(error)
+
+    def _failure(self, error: Exception) -> RankFailure:
+        """What the error that is being handled says."""
+        if isinstance(error, TwinstreamError):
+            return RankFailure(self.rank, "refused", str(error))
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        return RankFailure(self.rank, "bug", text, details=traceback.format_exc(limit=-12))
+
+    def _op_failed(self, error: Exception) -> None:
+        """Say at once what ended an op; of one that met others `_waiting` does."""
+        if not isinstance(error, CommunicationError):
+            self.send(self._failure(error))
+
+    def _tell(self, line: str) -> None:
+        self.send(Note(line))
 
     def _send_failure(self, error: CommunicationError) -> None:
         kind = "refused" if error.cause == "failed" else error.cause

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -42,8 +43,9 @@ def arena_memory(schedule: RankSchedule, options: RunOptions) -> Iterator[dict[T
         with _in_memory(schedule, options) as memory:
             yield memory
         return
+    files = None if options.disk is None else replace(options.disk, tell=options.tell)
     with (
-        closing(DiskArena(schedule, options.disk)) as disk,
+        closing(DiskArena(schedule, files)) as disk,
         _in_memory(schedule, options) as memory,
     ):
         yield memory | {DISK: disk}

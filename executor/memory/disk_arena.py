@@ -55,8 +55,7 @@ class DiskArena:
         if own and (files is None or files.place is None):
             raise TwinstreamError(
                 f"{len(own)} tensors of the schedule are at home on a disk ('{own[0].slot_id}'), "
-                "and no file has them here: `twinstream train MODEL DATA --disk PATH` plans and "
-                "runs with such"
+                "and no folder of a drive is named here: --disk PATH"
             )
         self._extents = known
         self._own: StateFile | None = None

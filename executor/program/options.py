@@ -44,6 +44,9 @@ class RunOptions:
 
     `check` is called before every op, in the thread that calls it; what it raises ends the run.
 
+    `on_error` is called with what an op raises, at once: the run itself ends when its streams have,
+    which may wait for ranks that wait for this one.
+
     `modules`: what a traced model's parts run by, made once for all that happens in the run.
 
     `disk`: the files of what is at home on a disk.
@@ -65,6 +68,7 @@ class RunOptions:
     on_filled: Callable[[], None] | None = None
     tell: Callable[[str], None] = _say_nothing
     check: Callable[[], None] | None = None
+    on_error: Callable[[Exception], None] | None = None
     zero_ns: int | None = None
     disk: "DiskFiles | None" = None
     modules: ModulePrograms = field(default_factory=ModulePrograms)

@@ -195,6 +195,8 @@ def execute_in(
     works = bind_works(schedule, arenas, host_work, options, communications)
     if (check := options.check) is not None:
         works = [partial(_checked, check, work) for work in works]
+    if (on_error := options.on_error) is not None:
+        works = [partial(_told, on_error, work) for work in works]
 
     def fill_all() -> None:
         if options.in_place:
@@ -250,6 +252,14 @@ def flush_in(
     work_of_pass = host_work.of_pass(num_passes)
     execute_in(flush, memory, lambda arenas: None, work_of_pass, once, communications)
     host_work.flushed(num_passes)
+
+
+def _told(on_error: Callable[[Exception], None], work: Work, pass_index: int) -> None:
+    try:
+        work(pass_index)
+    except Exception as error:
+        on_error(error)
+        raise
 
 
 def _checked(check: Callable[[], None], work: Work, pass_number: int) -> None:

@@ -65,6 +65,13 @@ class RankStates:
                 found |= self._in_parts(name, flat, rank)
         return self._sharded.shard(found, place[0] * self.layout.cp + place[1])
 
+    def extent(self, group: str, place: Place) -> tuple[int, int] | None:
+        """Return the first byte, and the one past the last, of a group's parameters that a rank
+        keeps; None of a group that the model is split in."""
+        if not self._is_whole(group):
+            return None
+        return self._sharded.extent(group, place[0] * self.layout.cp + place[1])
+
     def whole(self, states: Mapping[Place, State]) -> State:
         """The state again, from that of all replicas and ranks of tp of a stage."""
         joined: dict[int, State] = {}
@@ -101,7 +108,7 @@ class RankStates:
         """What a rank has of a tensor: what all have, and its own parts."""
         kind, _, group = name.partition(".")
         parted = self._split
-        if self._groups(group) == [group] and parted.part_of(group, rank) is None:
+        if self._is_whole(group):
             return {name: flat}
         streams, found = self._streams(name, flat), {}
         for own in self._groups(group):
@@ -113,7 +120,7 @@ class RankStates:
     def _joined(self, name: str, states: Mapping[int, State]) -> torch.Tensor:
         kind, _, group = name.partition(".")
         parted = self._split
-        if self._groups(group) == [group] and parted.part_of(group, 0) is None:
+        if self._is_whole(group):
             return states[0][name]
         whole = layout_of(self.spec, self.recipe, group)
         streams: list[torch.Tensor] = []
@@ -126,6 +133,12 @@ class RankStates:
                 for stream, into in zip(found, streams, strict=True):
                     self._put(stream, into, group, layout, part)
         return self._laid(kind, group, streams, self.spec)
+
+    def _is_whole(self, group: str) -> bool:
+        """Whether all ranks that the model is split over have all of a group."""
+        return self.split is None or (
+            self._groups(group) == [group] and self.split.part_of(group, 0) is None
+        )
 
     def _groups(self, group: str) -> list[str]:
         """Those of a rank that are of a whole group."""

@@ -95,6 +95,15 @@ class ShardedState(StateSizes):
             found[name] = recut(flat, self.sizes(kind), self._shards(sharding, group), parts)
         return found
 
+    def extent(self, group: str, index: int) -> tuple[int, int]:
+        """Return the first byte, and the one past the last, of a group's parameters that rank
+        `index` of the replicas keeps; the last ranks' may lie past its end, where zeros are."""
+        sharding = self._sharding(group)
+        if sharding is None or sharding.zero < 3:
+            return 0, layout_of(self.spec, self.recipe, group).size_bytes
+        count = sharding.shard_elements(self.num_elements(group), self.recipe)
+        return index * count * self.spec.itemsize, (index + 1) * count * self.spec.itemsize
+
     def _sharding(self, group: str) -> Sharding | None:
         """None of what is whole: what is not trained, where parameters are."""
         sharding = sharding_of(self.layout, group)

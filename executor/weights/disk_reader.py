@@ -51,6 +51,10 @@ class FileExtent:
         return FileExtent(self.path, start, end - first, first - low)
 
 
+def _say_nothing(line: str) -> None:
+    """A default that can be sent to another process."""
+
+
 @dataclass(frozen=True)
 class DiskFiles:
     """The files of tensors that are at home on a disk, with their stamps when this was made.
@@ -69,7 +73,7 @@ class DiskFiles:
     extents: dict[str, tuple[FileExtent, ...]]
     expected_bytes_per_s: float
     limited: bool = False
-    tell: Callable[[str], None] = lambda line: None
+    tell: Callable[[str], None] = _say_nothing
     stamps: dict[Path, list[int]] = field(default_factory=dict)
     place: Path | None = None
     written_bytes_per_s: float = float("inf")
@@ -77,7 +81,8 @@ class DiskFiles:
 
     def __post_init__(self) -> None:
         for path in sorted({one.path for found in self.extents.values() for one in found}):
-            self.stamps[path] = stamp_of(path)
+            if path not in self.stamps:
+                self.stamps[path] = stamp_of(path)
 
 
 class DriveClock:

@@ -50,15 +50,18 @@ class OneChain:
             self._programs[kind] = BoundProgram(view, self.machine, None, kind)
         return self._programs[kind]
 
+    @property
+    def _kind(self) -> ProgramKind:
+        with_disk = self.caps.disk_bytes is not None
+        return ProgramKind(self.choices, self.limits.guide_segments, True, with_disk)
+
     def bound(self) -> Relaxation | None:
         """Return the lower bound of a pass; None where nothing fits the caps."""
-        kind = ProgramKind(self.choices, self.limits.guide_segments, tied=True)
-        return self.program(self.chain.workload, kind).bound(self.caps)
+        return self.program(self.chain.workload, self._kind).bound(self.caps)
 
     def least_bytes(self) -> tuple[float | None, float | None]:
         """Return the least cap of either memory that the program allows, the other as it is."""
-        kind = ProgramKind(self.choices, self.limits.guide_segments, tied=True)
-        program = self.program(self.chain.workload, kind)
+        program = self.program(self.chain.workload, self._kind)
         return (
             program.least_cap_bytes(self.caps, "device"),
             program.least_cap_bytes(self.caps, "host"),

@@ -24,7 +24,7 @@ from twinstream.planner.lifetimes.view import ChainView
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import with_drive, with_endurance
 from twinstream.schedule.derived.flush import flush_of
-from twinstream.schedule.document import Caps, RankSchedule
+from twinstream.schedule.document import Caps, RankSchedule, Schedule
 from twinstream.schedule.ops import Copy, Mode
 from twinstream.schedule.proof.verify import verify_rank
 from twinstream.schedule.proof.verify_layout import arena_bytes
@@ -54,7 +54,9 @@ def test_what_is_trained_is_at_home_on_the_disk_where_the_host_is_short() -> Non
     assert sorted(kept) == sorted(set(kept)) and set(kept) == on_disk
     result = residence(plan, simulate_rank(plan, request.machine))
     roles = {role.role: role for role in result.roles}
-    assert sum(role.disk_written_bytes for role in roles.values()) == written_bytes(plan)
+    assert sum(role.disk_written_bytes for role in roles.values()) == written_bytes(
+        Schedule.of_rank(plan)
+    )
     assert roles["optimizer_state"].disk_home_bytes > 0
 
 
@@ -211,21 +213,22 @@ def test_without_a_rate_of_writes_nothing_is_written_and_that_is_said() -> None:
 def test_with_room_for_all_nothing_is_written() -> None:
     plan = written_plan(host_mem="8MiB")
     assert not copies_on(plan, "disk_write") and not copies_on(plan, "disk_read")
-    assert wear_notes(plan, load_machine("cpu"), 1.0) == []
+    assert wear_notes(Schedule.of_rank(plan), load_machine("cpu"), 1.0) == []
 
 
 def test_the_wear_of_a_drive_is_what_it_writes_a_day() -> None:
     plan = written_plan()
     sizes = {tensor.tensor_id: tensor.size_bytes for tensor in plan.tensors}
     written = sum(sizes[op.tensor] for op in copies_on(plan, "disk_write"))
-    assert written_bytes(plan) == written
+    whole = Schedule.of_rank(plan)
+    assert written_bytes(whole) == written
     machine = with_endurance(load_machine("cpu"), "2TB")
     step_s = 0.01
     days = 2e12 / (written / step_s * 86_400)
-    (told,) = wear_notes(plan, machine, step_s)
+    (told,) = wear_notes(whole, machine, step_s)
     assert f"{written / step_s * 86_400 / 1e12:,.2f} TB a day" in told
     assert f"endurance of 2 TB lasts {days:,.1f} days" in told
-    (assumed,) = wear_notes(plan, load_machine("cpu"), 10.0)
+    (assumed,) = wear_notes(whole, load_machine("cpu"), 10.0)
     assert "600 TB, assumed" in assumed and "years" in assumed
 
 

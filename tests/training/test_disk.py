@@ -151,7 +151,7 @@ def test_what_a_disk_cannot_be_is_said(tmp_path: Path) -> None:
         ({"disk_mem": "1GiB"}, "disk_mem needs disk"),
         ({"disk_bandwidth": "1GB/s"}, "disk_bandwidth needs disk"),
         ({"disk": tmp_path / "rows.jsonl"}, "is no folder"),
-        ({"disk": tmp_path, "ranks": 2}, "several ranks read none yet"),
+        ({"disk": tmp_path, "ranks": 2, "hosts": 2}, "ranks of several machines have none yet"),
         ({"disk": tmp_path, "lora": None, "disk_bandwidth": "1GB/s"}, "all are trained here"),
         ({"disk": tmp_path, "policy": "streaming", "disk_bandwidth": "1GB/s"}, "homes of its own"),
     ):
@@ -168,7 +168,7 @@ def test_without_a_rate_the_drive_is_measured(tmp_path: Path) -> None:
     assert before == {p for p in tmp_path.rglob("*") if "run" not in p.relative_to(tmp_path).parts}
 
 
-def test_a_schedule_with_a_disk_is_not_run_without_one(tmp_path: Path) -> None:
+def test_a_schedule_with_a_disk_is_run_with_a_folder_on_it_alone(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     told = call(
         "plan", "--model", "tiny", "--machine", "cpu", "--seq-len", "64", "--lora", "r=4",
@@ -180,3 +180,9 @@ def test_a_schedule_with_a_disk_is_not_run_without_one(tmp_path: Path) -> None:
     drive.write_text('base = "cpu"\ndisk_read_bytes_per_s = 1e9\ndisk_latency_ns = 1e5\n')
     refused = call("run", plan, "--backend", "cpu", "--machine", drive)
     assert refused.code == 2 and "at home on a disk" in refused.err
+    assert call("run", plan, "--backend", "cpu", "--disk", plan).code == 2
+    done = call(
+        "run", plan, "--backend", "cpu", "--machine", drive, "--steps", 2, "--disk", tmp_path
+    )
+    assert done.code == 0, done.err
+    assert {path.name for path in tmp_path.iterdir()} == {"plan.json", "machine.toml"}

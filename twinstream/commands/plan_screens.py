@@ -16,6 +16,7 @@ from twinstream.cost.bill import Bill
 from twinstream.hardware_profiles.clusters.published_memory import published_memory
 from twinstream.measures.metrics import rate_text
 from twinstream.measures.uncertainty import Uncertainty, uncertainty_of_job
+from twinstream.measures.wear import wear_notes
 from twinstream.models.kernel_costs.attention_limits import nondeterministic_kernels
 from twinstream.schedule.analysis.idle import exposed_communication
 from twinstream.schedule.document import Schedule
@@ -88,6 +89,7 @@ def _ranks_json(answer: Answer) -> dict[str, object]:
         "stages": stages_figures(schedule),
         "predicted": answer.summary,
         "assumed": answer.assumed or None,
+        "notes": _wear(answer),
     }
 
 
@@ -99,9 +101,14 @@ def _ranks_parts(answer: Answer, seconds: float, _: Sequence[str]) -> list[Rende
     return [
         ranks_screen(schedule, _of_a_replica(answer), answer.summary, where, seconds),
         recipe_line(asked.spec, asked.recipe, why),
+        *_wear(answer),
         *([f"Other layouts: {'; '.join(others)}."] if others else []),
         *([] if answer.gap is None else [_bound_line(answer)]),
     ]
+
+
+def _wear(answer: Answer) -> list[str]:
+    return wear_notes(answer.schedule, answer.machine, answer.summary.step_time_s)
 
 
 def _bound_line(answer: Answer) -> str:

@@ -165,31 +165,32 @@ def moved_bytes(schedule: RankSchedule) -> dict[tuple[Role, str], int]:
     return moved
 
 
-def groups_on_disk(schedule: RankSchedule, *, alone: bool = False) -> list[str]:
-    """Return the groups of parameters that a schedule only reads, and has at home on a disk, whole
-    or in part.
+def groups_on_disk(*schedules: RankSchedule, alone: bool = False) -> list[str]:
+    """Return the groups of parameters that schedules of ranks only read, and have at home on a
+    disk, whole or in part.
 
     Args:
         alone: leave out what is somewhere else, too, when a pass begins.
     """
-    slots = {slot.slot_id for slot in schedule.slots if slot.tier == DISK}
-    parents = {tensor.tensor_id: tensor.parent for tensor in schedule.tensors}
-    made = {
-        parents[operand.tensor] or operand.tensor
-        for op in schedule.ops
-        if isinstance(op, Compute)
-        for operand in op.operands
-        if operand.mode != "read"
-    }
     there, elsewhere = dict[str, None](), set[str]()
-    for item in schedule.carried:
-        name = parents[item.tensor] or item.tensor
-        if name in made or not name.startswith(PARAMETERS):
-            continue
-        if item.slot in slots:
-            there[name] = None
-        else:
-            elsewhere.add(name)
+    for schedule in schedules:
+        slots = {slot.slot_id for slot in schedule.slots if slot.tier == DISK}
+        parents = {tensor.tensor_id: tensor.parent for tensor in schedule.tensors}
+        made = {
+            parents[operand.tensor] or operand.tensor
+            for op in schedule.ops
+            if isinstance(op, Compute)
+            for operand in op.operands
+            if operand.mode != "read"
+        }
+        for item in schedule.carried:
+            name = parents[item.tensor] or item.tensor
+            if name in made or not name.startswith(PARAMETERS):
+                continue
+            if item.slot in slots:
+                there[name] = None
+            else:
+                elsewhere.add(name)
     found = [name for name in there if not (alone and name in elsewhere)]
     return [name.removeprefix(PARAMETERS) for name in found]
 

@@ -2,7 +2,7 @@
 
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.residence import moved_bytes
-from twinstream.schedule.document import RankSchedule
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import DISK_WRITE
 from twinstream.schedule.sizes import gib
 
@@ -10,12 +10,17 @@ _ASSUMED_BYTES = 600e12  # consumer drives of 1 TB: 300 to 600 TB
 _DAY_S = 86_400.0
 
 
-def written_bytes(schedule: RankSchedule) -> int:
-    """Return the bytes that a step writes to a drive."""
-    return sum(size for (_, way), size in moved_bytes(schedule).items() if way == DISK_WRITE)
+def written_bytes(schedule: Schedule) -> int:
+    """Return the bytes that all ranks together write to a drive in a step."""
+    return sum(
+        schedule.num_ranks(one) * size
+        for one in schedule.classes
+        for (_, way), size in moved_bytes(schedule.of(one)).items()
+        if way == DISK_WRITE
+    )
 
 
-def wear_notes(schedule: RankSchedule, machine: Machine, step_s: float) -> list[str]:
+def wear_notes(schedule: Schedule, machine: Machine, step_s: float) -> list[str]:
     """Say how long the drive's rated endurance lasts at a plan's speed; nothing of one that writes
     nothing there.
 

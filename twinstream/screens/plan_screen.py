@@ -62,7 +62,7 @@ def plan_notes(schedule: Schedule, machine: Machine, timeline: Timeline) -> list
     found = [
         recipe_line(model_of(own.model), recipe, why_schedule_not_here(own)),
         *prediction_notes(schedule, machine, timeline),
-        *wear_notes(schedule.only, machine, timeline.step_ns / 1e9),
+        *wear_notes(schedule, machine, timeline.step_ns / 1e9),
     ]
     host, taken = machine.host_memory_bytes, arena_bytes(own, HOST)
     if host is not None and host.value is not None and taken > _MOST_OF_HOST * host.value:

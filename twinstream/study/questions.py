@@ -195,9 +195,9 @@ def asked_by(
         max(lengths), wanted.tokens_per_step, chunk_tokens, wanted.chunks_per_round, recipe,
         overhead, packing,
     )  # fmt: skip
-    if wanted.disk_mem is not None and kind != "device":
+    if wanted.disk_mem is not None and kind == "cluster":
         raise TwinstreamError(
-            "--disk-mem is of one device: several GPUs read no disk yet; leave it out"
+            "--disk-mem: a cluster's layouts have no disk; plan --ranks N, or leave it out"
         )
     if wanted.disk_bandwidth is not None:
         machine = with_drive(machine, wanted.disk_bandwidth)

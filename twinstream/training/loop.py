@@ -4,7 +4,7 @@ Ranks compute. This process feeds them, logs, and writes files. One device is a 
 this process, several are processes of their own; the loop is the same.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import islice
@@ -18,7 +18,7 @@ from twinstream.data.packing import Chunk
 from twinstream.executor.launch.protocol import Batch, StepResult, TrainTask
 from twinstream.executor.program.options import BackendName
 from twinstream.log.metrics import AnyEvent, StepMetrics
-from twinstream.measures.residence import groups_on_disk, written_names
+from twinstream.measures.residence import written_names
 from twinstream.models.providers.trained import trained_groups
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
@@ -118,11 +118,13 @@ class TrainingLoop:
 
     def _train(self) -> Timeline:
         prepared, plan, hooks = self._prepared, self._prepared.plan, self.hooks
-        machine, first = prepared.here.machine, plan.parts[0].schedule
-        files = disk_files(first, prepared.model, prepared.options, machine, self._tell)
+        files = disk_files(
+            plan.parts, plan.states, prepared.model, prepared.options, prepared.here.machine,
+            self._tell,
+        )  # fmt: skip
         state = starting_state(
             prepared.model, prepared.options, plan.recipe, hooks.checkpoint, self._tell,
-            groups_on_disk(first, alone=True),
+            files.groups,
         )  # fmt: skip
         batches = self._batches()
         evaluated: list[StepData] = []
@@ -142,14 +144,14 @@ class TrainingLoop:
 
         timeout_s = self._timeout_s or max(_LEAST_TIMEOUT_S, _TIMEOUT_STEPS * plan.step_s)
         evaluates_at_all = bool(evaluated) or reference is not None
-        task = self._task(plan.evaluation() if evaluates_at_all else None, files)
+        task = self._task(plan.evaluation() if evaluates_at_all else None, files.each)
         backend: BackendName = "cuda" if prepared.here.backend == "cuda" else "cpu"
         with closing(plan.started(task, backend, self._tell, timeout_s)) as ranks:
             self.pids = ranks.pids
             server = TrainerServer(ranks, plan, feed, log, timeout_s)
             server.pause(self._first - 1)  # until all are warm
             if reference is not None:
-                self._compute(reference, evaluated, server)
+                self._compute(reference, evaluated, server, files.groups)
             self._write_state(server, *state)
             evaluator = None
             if evaluated:
@@ -192,9 +194,13 @@ class TrainingLoop:
             return plan.measured(server.outcomes(), 1 + prepared.num_steps - self._first)
 
     def _compute(
-        self, reference: Reference, evaluated: Sequence[StepData], server: TrainerServer
-    ) -> None:
+        self, reference: Reference, evaluated: Sequence[StepData], server: TrainerServer,
+        on_disk: Collection[str],
+    ) -> None:  # fmt: skip
         """Completes the reference, with the weights that the run began with.
+
+        Args:
+            on_disk: groups that are there already.
 
         Raises:
             TwinstreamError: it is stopped, or the model has changed.
@@ -234,7 +240,6 @@ class TrainingLoop:
         if not all(map(reference.has, chunks())):
             self._tell("computing the reference: log-probabilities of pairs before training")
             options = prepared.options.model_copy(update={"adapter": None})
-            on_disk = groups_on_disk(plan.parts[0].schedule, alone=True)
             before = starting_state(prepared.model, options, plan.recipe, None, self._tell, on_disk)
             self._write_state(server, *before)
             ReferencePasses(reference, plan, prepared.data).compute(chunks(), server)
@@ -266,7 +271,7 @@ class TrainingLoop:
             on_step=on_step,
         )
 
-    def _task(self, evaluation: Schedule | None, disk: "DiskFiles | None") -> TrainTask:
+    def _task(self, evaluation: Schedule | None, disk: "tuple[DiskFiles, ...]") -> TrainTask:
         prepared = self._prepared
         return TrainTask(
             first=self._first,

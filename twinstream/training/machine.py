@@ -120,9 +120,9 @@ def with_disk(
         return machine, None
     if not options.disk.is_dir():
         raise OptionsError(f"disk: {options.disk} is no folder: name one on the drive")
-    if (options.ranks or 1) > 1:
+    if options.hosts > 1:
         raise OptionsError(
-            "disk: several ranks read none yet; leave it out, or train on one device"
+            "disk: ranks of several machines have none yet: leave it out, or train on one machine"
         )
     if options.disk_bandwidth is not None:
         machine = with_drive(machine, options.disk_bandwidth)

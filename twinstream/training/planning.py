@@ -193,7 +193,7 @@ class DevicePlan(StepPlan):
         """What an attention library that is not installed here costs, and what wears a drive."""
         own = self.schedule.only
         told = missing_attention_notes(own, self.machine)
-        wear = wear_notes(own, self.machine, self.step_s)
+        wear = wear_notes(self.schedule, self.machine, self.step_s)
         return tuple(f"note: {line}" for line in (*told, *wear))
 
     @property
@@ -242,7 +242,12 @@ class DevicePlan(StepPlan):
         # of the last two passes the last is never begun: one is timed, and runs without graphs
         modules = ModulePrograms(task.buffers)
         options = RunOptions(
-            backend, task.num_passes, timed_passes=2, tell=tell, modules=modules, disk=task.disk
+            backend,
+            task.num_passes,
+            timed_passes=2,
+            tell=tell,
+            modules=modules,
+            disk=task.disk[0] if task.disk else None,
         )
         return LocalRank(self.schedule.only, task, options)
 

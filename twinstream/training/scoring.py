@@ -24,7 +24,6 @@ from twinstream.data.spans import NO_LABEL, Spans, cut, joined, sizes_for
 from twinstream.data.training_data import TrainingData
 from twinstream.executor.program.module_programs import ModulePrograms
 from twinstream.executor.program.options import BackendName, RunOptions
-from twinstream.measures.residence import groups_on_disk
 from twinstream.models.providers.trained import all_groups
 from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.errors import TwinstreamError
@@ -121,12 +120,14 @@ class Scorer:
         schedule = plan.schedule.only
         backend: BackendName = "cuda" if self.here.backend == "cuda" else "cpu"
         modules = ModulePrograms(starting_buffers(self.model, None))
-        disk = disk_files(schedule, self.model, self.options, self.here.machine, self.tell)
+        files = disk_files(
+            plan.parts, plan.states, self.model, self.options, self.here.machine, self.tell
+        )
+        disk = files.each[0] if files.each else None
         options = RunOptions(backend, modules=modules, tell=self.tell, disk=disk)
         prove(schedule, backend)
         prepare_device(schedule, backend)
-        on_disk = groups_on_disk(schedule, alone=True)
-        weights, _ = starting_state(self.model, self.options, recipe, None, self.tell, on_disk)
+        weights, _ = starting_state(self.model, self.options, recipe, None, self.tell, files.groups)
         with arena_memory(schedule, options) as memory:
             arenas, staging = Arenas(schedule, memory), Staging()
             for group, flat in weights:

@@ -19,7 +19,6 @@ from tests.helpers.plans import MACHINE, planned
 from tests.helpers.runs import bits_of
 from tests.helpers.waiting import comes
 from twinstream.clusters.pipeline import plan_pipeline
-from twinstream.clusters.running.run_ranks import options_of
 from twinstream.executor.backends import cuda
 from twinstream.executor.launch.rank_processes import RankProcesses, execute_ranks
 from twinstream.executor.program.compiled import compile_program
@@ -109,10 +108,8 @@ def test_more_ranks_than_gpus_are_refused_before_anything_is_started(monkeypatch
 
 def test_graphs_and_profilers_ranges_are_as_asked_for(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    found = options_of(
-        RunSettings(num_steps=5, backend="cuda", timed_steps=2, graphs="off", nvtx=True)
-    )
-    assert found == RunOptions("cuda", 5, timed_passes=2, graphs="off", nvtx=True)
+    settings = RunSettings(num_steps=5, backend="cuda", timed_steps=2, graphs="off", nvtx=True)
+    assert settings.options() == RunOptions("cuda", 5, timed_passes=2, graphs="off", nvtx=True)
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_replicas_go_on_to_their_bits(tmp_path: Path) -> None:
     assert state_files(wanted.output, STEPS) == state_files(whole.folder, STEPS)
 
 
-class _Signals(Seen):
+class Signals(Seen):
     """Sends a signal to a rank after a step."""
 
     def __init__(self, number: int, after: int) -> None:
@@ -120,7 +120,7 @@ class _Signals(Seen):
 )
 def test_a_rank_that_dies_or_hangs_ends_all(tmp_path: Path, number: int, message: str) -> None:
     wanted = rank_options(tmp_path / "b", ranks=2, pp=2, save_every="1", keep=9)
-    seen = _Signals(number, 3)
+    seen = Signals(number, 3)
     seen.ranks = Trainer(wanted, callbacks=[seen], timeout_s=3.0)
     with pytest.raises(TwinstreamError, match=message):
         seen.ranks.train()

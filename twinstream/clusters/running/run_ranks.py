@@ -27,7 +27,6 @@ from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.timeline import Timeline
 
 if TYPE_CHECKING:
-    from twinstream.executor.program.options import RunOptions
     from twinstream.executor.ranks.rank_run import RankInputs, RankOutcome
     from twinstream.executor.run.training import TokenSource
     from twinstream.executor.state.training_state import State
@@ -155,7 +154,7 @@ def run_processes(
     from twinstream.executor.launch.rank_processes import execute_ranks
 
     inputs = inputs_of(schedule, settings, tokens)
-    outcomes = execute_ranks(schedule, inputs, options_of(settings))
+    outcomes = execute_ranks(schedule, inputs, settings.options())
     return joined_run(schedule, outcomes, settings.num_steps)
 
 
@@ -177,7 +176,7 @@ def join_as_rank(
     inputs = inputs_of(schedule, settings, tokens)
     with RankRun.joined(schedule, choose_backend(settings.backend)) as run:
         run.world.require_same("inputs", _claims(settings, tokens))
-        outcome = run.execute(inputs(run.part), options_of(settings))
+        outcome = run.execute(inputs(run.part), settings.options())
         outcome = _without_state(outcome)
         found: list[RankOutcome | None] = [None] * schedule.mesh.size
         dist.gather_object(outcome, found if run.part.rank == 0 else None)
@@ -212,23 +211,6 @@ def inputs_of(schedule: Schedule, settings: RunSettings, tokens: NDArray[np.int3
     spec = spec_of(schedule)
     check_vocabulary(tokens, spec.vocab_size)
     return TextInputs(spec, layout_in(schedule), tokens, settings.learning_rate, settings.seed)
-
-
-def options_of(settings: RunSettings) -> RunOptions:
-    """The settings as ranks are told them.
-
-    Raises:
-        TwinstreamError: what is asked for needs CUDA.
-    """
-    from twinstream.executor.program.options import RunOptions, choose_graphs, choose_nvtx
-    from twinstream.executor.run.execute import choose_backend
-
-    backend = choose_backend(settings.backend)
-    return RunOptions(
-        backend, settings.num_steps, settings.poison, settings.timed_steps,
-        choose_graphs(settings.graphs, backend),
-        nvtx=choose_nvtx(backend, requested=settings.nvtx),
-    )  # fmt: skip
 
 
 def _without_state(outcome: RankOutcome) -> RankOutcome:

@@ -76,6 +76,14 @@ class RunOptions:
     nvtx: Annotated[
         bool, typer.Option("--nvtx", help="Name every op for NVIDIA's profilers (CUDA only).")
     ] = False
+    disk: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="A folder on a drive for what the schedule has at home there: a file that is gone "
+            "when the run is.",
+        ),
+    ] = None
     trust_remote_code: Annotated[
         bool,
         typer.Option(
@@ -93,7 +101,7 @@ class RunOptions:
         return RunSettings(
             backend_named(self.backend), self.steps, self.learning_rate, self.seed, self.poison,
             graphs=self.graphs, timed_steps=self.timed_steps, nvtx=self.nvtx, keeps_state=False,
-            trusts_code=self.trust_remote_code,
+            trusts_code=self.trust_remote_code, disk=self.disk,
         )  # fmt: skip
 
 

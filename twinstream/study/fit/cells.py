@@ -375,7 +375,7 @@ def _predicted(asked: AskedCell, found: Answer, make: Callable[..., FitCell]) ->
     written = None
     if asked.with_disk:
         step_s = asked.tokens / found.tokens_per_s
-        written = written_bytes(found.schedule.only) / step_s * 24 * _HOUR_S
+        written = written_bytes(found.schedule) / step_s * 24 * _HOUR_S
     hours = None if tokens is None else tokens / found.tokens_per_s / _HOUR_S
     price = prices.get(asked.machine)
     return make(

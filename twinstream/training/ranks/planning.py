@@ -20,12 +20,13 @@ from twinstream.log.layout_choice import LayoutChoice
 from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.residence import written_names
+from twinstream.measures.wear import wear_notes
 from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.layout import EXPERTS, PART
 from twinstream.models.layouts.layout import Layout, LayoutError
 from twinstream.models.lowering.parts.expert_tasks import CAME
 from twinstream.models.recipes.recipe import OptimizerPlace, Recipe
-from twinstream.planner.request import TrainingStep, caps_of
+from twinstream.planner.request import TrainingStep, caps_of, require_use_of_disk
 from twinstream.schedule.analysis.comparison import compare
 from twinstream.schedule.cluster.projecting import RankPart, rank_part
 from twinstream.schedule.cluster.verify import require_safe
@@ -152,10 +153,14 @@ class RanksPlan(StepPlan):
         patience = Patience(timeout_s, START_S)
         me = StartedRank.here()
         if me is None:
-            processes = RankProcesses(self.num_ranks, patience, start_method="forkserver")
+            processes = RankProcesses(
+                self.num_ranks, patience, start_method="forkserver", tell=tell
+            )
         else:  # ranks of all machines come to this one
             others = meet_ranks(me, patience)
-            processes = RankProcesses(1, patience, start_method="forkserver", others=others)
+            processes = RankProcesses(
+                1, patience, start_method="forkserver", others=others, tell=tell
+            )
         try:
             processes.begin(self.schedule, task, options)
         except BaseException:
@@ -182,7 +187,8 @@ class RanksPlan(StepPlan):
 
     @property
     def notes(self) -> list[str]:
-        layout, found = self.layout, []
+        layout, wear = self.layout, wear_notes(self.schedule, self.place.machine, self.step_s)
+        found = [f"note: {line}" for line in wear]
         if layout.dp > 1:
             found.append(
                 f"note: gradients are summed over {layout.dp} replicas in their order: the data "
@@ -296,12 +302,15 @@ def planned_for_ranks(
 
     Raises:
         LayoutError: there is none; says why of each.
+        ChoiceError: there is a disk, and no use for it.
     """
+    if (caps := _caps(options, here)).disk_bytes is not None:
+        require_use_of_disk(spec, recipe, here.machine)
     place = place_of_ranks_here(here.machine, options.ranks_on_host, here.nvlink, options.hosts)
     job, *others = jobs_of_ranks(spec, recipe, workloads)
     searched = search_layouts(
         job, options.ranks or 1, place.cluster, options.layout_fields(),
-        caps=_caps(options, here), here=RunsHere(place.machine, others),
+        caps=caps, here=RunsHere(place.machine, others),
     )  # fmt: skip
     best = searched.best[0]
     assert best.schedule is not None and best.timeline is not None, "it is planned"
@@ -313,7 +322,7 @@ def planned_for_ranks(
 def _caps(options: TrainOptions, here: LocalMachine) -> Caps:
     """Of a rank: those given, or its share of what is free; a GPU is its own."""
 
-    def own(given: str | None, found: str | int | None) -> str | int | None:
+    def own(given: str | int | None, found: str | int | None) -> str | int | None:
         if given is not None or not isinstance(found, int):
             return given
         return found // options.ranks_on_host
@@ -321,8 +330,8 @@ def _caps(options: TrainOptions, here: LocalMachine) -> Caps:
     device = here.device_mem
     if here.machine.device == "cpu":
         device = own(options.device_mem, device)
-    host = own(options.host_mem, here.host_mem)
-    return caps_of(here.machine, device, host, options.ranks_on_host)
+    host, disk = own(options.host_mem, here.host_mem), own(options.disk_mem, here.disk_mem)
+    return caps_of(here.machine, device, host, options.ranks_on_host, disk_mem=disk)
 
 
 def what_is_of_one_device(options: TrainOptions) -> str | None:

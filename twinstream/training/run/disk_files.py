@@ -2,12 +2,12 @@
 
 A group is read where the model's files have it, if they lie under the folder that the user named
 and hold it byte for byte as it is trained beside. Any other is written there once, as it lies in
-memory, and is there for the next run of the same model. What is trained lies in a file of the
-run's own, which is gone when the run is.
+memory, and is there for the next run of the same model. What is trained, and parts of frozen
+groups that ranks split, lie in a file of each rank's own, which is gone when the run is.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,38 +17,67 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.residence import PARAMETERS, groups_on_disk
 from twinstream.models.providers.trained import layout_of
 from twinstream.models.recipes.recipe import Recipe
-from twinstream.schedule.document import RankSchedule
+from twinstream.schedule.cluster.projecting import RankPart
 from twinstream.schedule.sizes import brief
 from twinstream.schedule.tensors import DISK
+from twinstream.simulator.network_costs import share_of
 from twinstream.training.machine import Tell
 from twinstream.training.model_opening import OpenedModel
 from twinstream.training.options import OptionsError, TrainOptions
 
 if TYPE_CHECKING:
     from twinstream.executor.providers.provider import Extents, Provider
+    from twinstream.executor.state.parted_state import RankStates
     from twinstream.executor.weights.disk_reader import DiskFiles
 
 _COPIES = "twinstream-weights-"  # begins the name of a folder with copies
 
 
+@dataclass(frozen=True)
+class FilesOfRanks:
+    """By rank the files of what is at home on a disk, none where nothing is; and the groups that
+    every rank that has them finds there, so that nobody gives them."""
+
+    each: "tuple[DiskFiles, ...]" = ()
+    groups: Collection[str] = ()
+
+
 def disk_files(
-    schedule: RankSchedule, model: OpenedModel, options: TrainOptions, machine: Machine, tell: Tell
-) -> "DiskFiles | None":
-    """Find the files of what a schedule has on a disk and only reads, and make copies of what no
-    file has; None of one that has nothing there.
+    parts: Sequence[RankPart], states: "RankStates | None", model: OpenedModel,
+    options: TrainOptions, machine: Machine, tell: Tell,
+) -> FilesOfRanks:  # fmt: skip
+    """Find the files of what ranks have on a disk and only read, and make copies of what no file
+    has.
+
+    Args:
+        machine: whose drive is shared by all ranks of it.
 
     Raises:
         WeightsError: a file has gone, or a copy cannot be written.
-        OptionsError: an adapter that is gone on from has frozen weights of its own.
+        OptionsError: an adapter that is gone on from has frozen weights of its own; or ranks split
+            what is on a drive that is only read.
     """
-    if all(slot.tier != DISK for slot in schedule.slots):
-        return None
-    groups = groups_on_disk(schedule)
+    schedules = [part.schedule for part in parts]
+    if all(slot.tier != DISK for one in schedules for slot in one.slots):
+        return FilesOfRanks()
     from twinstream.executor.providers.registry import provider_of
+    from twinstream.executor.state.parted_state import place_of
     from twinstream.executor.weights.disk_reader import DiskFiles
 
+    def extent(group: str, part: RankPart) -> tuple[int, int] | None:
+        if states is None:
+            return 0, layout_of(model.spec, recipe, group).size_bytes
+        return states.extent(group, place_of(part.coordinates, states.layout.ep))
+
     assert options.disk is not None, "a plan with a disk is of a run with one"
-    recipe, provider = Recipe.model_validate(schedule.recipe), provider_of(model.spec)
+    recipe, provider = Recipe.model_validate(schedules[0].recipe), provider_of(model.spec)
+    on_disk = groups_on_disk(*schedules)
+    groups = [group for group in on_disk if extent(group, parts[0]) is not None]
+    if len(groups) < len(on_disk) and machine.disk_write_bytes_per_s is None:
+        raise OptionsError(
+            "disk: ranks that split frozen weights (--tp) write their parts to a file of their own "
+            "when a run begins: state the rate of writes, too, --disk-bandwidth 7GB/s,5GB/s"
+        )
     place, found = options.disk.absolute(), dict[str, "Extents"]()
     _require_own_base(recipe, options)
     for group in groups if model.folder is not None else ():
@@ -58,13 +87,22 @@ def disk_files(
             found[group] = there
     if copied := [group for group in groups if group not in found]:
         found |= _copies(copied, model, recipe, options, provider, tell)
-    extents = {f"{PARAMETERS}{group}": found[group] for group in groups}
-    rate, limited = machine.rate(DISK_READS.rate_field), options.disk_bandwidth is not None
-    files = DiskFiles(extents, rate, limited, tell)
-    if machine.disk_write_bytes_per_s is None:
-        return files
-    written, overlap = machine.rate(DISK_WRITES.rate_field), machine.number("disk_overlap")
-    return replace(files, place=place, written_bytes_per_s=written, overlap=overlap)
+    share = share_of(machine, options.ranks_on_host)
+    files = DiskFiles({}, share.rate(DISK_READS.rate_field), options.disk_bandwidth is not None)
+    if machine.disk_write_bytes_per_s is not None:
+        written, overlap = share.rate(DISK_WRITES.rate_field), machine.number("disk_overlap")
+        files = replace(files, place=place, written_bytes_per_s=written, overlap=overlap)
+    each = []
+    for part in parts:
+        cuts = {group: extent(group, part) for group in groups}
+        own = {
+            f"{PARAMETERS}{group}": tuple(p for one in found[group] if (p := one.within(*cut)))
+            for group, cut in cuts.items()
+            if cut is not None
+        }
+        each.append(replace(files, extents=own))
+    alone = groups_on_disk(*schedules, alone=True)
+    return FilesOfRanks(tuple(each), [group for group in alone if group in groups])
 
 
 def _lies_in(path: Path, place: Path) -> bool:
