@@ -5,6 +5,7 @@ from typing import Any
 
 from twinstream.hardware_profiles.errors import ProfileError
 from twinstream.hardware_profiles.link import D2H, DUPLEX, H2D, duplex_that_follows
+from twinstream.hardware_profiles.memory_list import with_listed_memories
 from twinstream.hardware_profiles.overrides import changed, override
 from twinstream.hardware_profiles.profile_files import (
     MACHINES_FOLDER,
@@ -52,6 +53,7 @@ def save_machine(machine: Machine, path: str | Path) -> None:
 
 
 def _made(document: dict[str, Any], base: Machine | None, source: str, _: Path) -> Machine:
+    document = with_listed_memories(document, source)
     machine = changed(Machine, document, base, source)
     if base is not None and DUPLEX not in document:
         _require_duplex(machine, base, source)

@@ -1,18 +1,9 @@
-"""The memories of a machine and the links between them, as lists that all rooms go through."""
+"""The links between the memories of a machine, as all rooms go through them."""
 
 from dataclasses import dataclass
 
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.schedule.tensors import Tier, TierKind
-
-
-@dataclass(frozen=True)
-class MachineMemory:
-    """One memory: its size where the profile states it, and what addresses are multiples of."""
-
-    kind: TierKind
-    size_bytes: int | None
-    granularity_bytes: int
+from twinstream.schedule.tensors import TierKind
 
 
 @dataclass(frozen=True)
@@ -51,27 +42,6 @@ DISK_WRITES = MemoryLink(
 )
 LINKS = (H2D, D2H, DISK_READS, DISK_WRITES)
 DRIVE = "drive"  # the resource that reads and writes of a disk share: its time
-_SIZE_FIELDS: dict[TierKind, str] = {
-    "device": "device_memory_bytes", "host": "host_memory_bytes", "disk": "disk_memory_bytes",
-}  # fmt: skip
-
-
-def memories_of(machine: Machine) -> tuple[MachineMemory, ...]:
-    """Return the memories of a machine: a disk only where the profile has one."""
-    found = []
-    for kind, field in _SIZE_FIELDS.items():
-        number = getattr(machine, field)
-        if number is None and all(getattr(machine, link.rate_field) is None for link in _at(kind)):
-            continue
-        size = None if number is None or number.value is None else int(number.value)
-        found.append(MachineMemory(kind, size, Tier(kind=kind).alignment_bytes))
-    return tuple(found)
-
-
-def link_between(source: TierKind, destination: TierKind) -> MemoryLink | None:
-    """Return the link from one memory to another; None where there is none."""
-    found = (link for link in LINKS if (link.source, link.destination) == (source, destination))
-    return next(found, None)
 
 
 def disk_links(machine: Machine) -> tuple[MemoryLink, ...]:
@@ -83,7 +53,3 @@ def disk_links(machine: Machine) -> tuple[MemoryLink, ...]:
 def drive_ns_per_byte(machine: Machine, link: MemoryLink) -> float:
     """Return the time of the drive that a byte of a link takes; a ns of it has `disk_overlap`."""
     return 1e9 / machine.rate(link.rate_field)
-
-
-def _at(kind: TierKind) -> list[MemoryLink]:
-    return [link for link in LINKS if kind in (link.source, link.destination)]

@@ -17,7 +17,6 @@ from twinstream.clusters.running.run_ranks import (
     ClusterRun,
     inputs_of,
     joined_run,
-    options_of,
 )
 from twinstream.data.text import byte_tokens, default_text
 from twinstream.executor.launch.rank_processes import RankProcesses
@@ -96,7 +95,7 @@ def measured_ms(case: Case, steps: int) -> tuple[list[float], list[float]]:
 def _run(processes: RankProcesses, schedule: Schedule, steps: int) -> ClusterRun:
     settings = RunSettings(backend="cpu", num_steps=steps)
     inputs = inputs_of(schedule, settings, byte_tokens(default_text()))
-    outcomes = processes.execute(schedule, inputs, options_of(settings))
+    outcomes = processes.execute(schedule, inputs, settings.options())
     return joined_run(schedule, outcomes, steps)
 
 

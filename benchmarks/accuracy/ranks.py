@@ -19,7 +19,6 @@ from twinstream.clusters.running.run_ranks import (
     ClusterRun,
     inputs_of,
     joined_run,
-    options_of,
 )
 from twinstream.data.text import byte_tokens, default_text
 from twinstream.executor.launch.rank_processes import RankProcesses
@@ -104,7 +103,7 @@ def measured(
     with RankProcesses(num_ranks) as processes:
         for name, schedule in schedules.items():
             inputs = inputs_of(schedule, settings, tokens)
-            outcomes = processes.execute(schedule, inputs, options_of(settings))
+            outcomes = processes.execute(schedule, inputs, settings.options())
             found[name] = joined_run(schedule, outcomes, steps)
     return found
 
