@@ -162,11 +162,9 @@ class Prepared:
         found = _Simulated(job, counts, times)
         if not job.layout.offload or sum(memory.values()) <= _room_bytes(caps, machine):
             return found.prediction(machine, caps, memory)
+        jobs = [_with_microbatches(job, n) for n in counts]
         documents = [
-            offloaded(
-                document_of(_with_microbatches(job, n), self._cluster), job, cluster, machine, caps
-            )
-            for n in counts
+            offloaded(document_of(one, self._cluster), one, cluster, machine, caps) for one in jobs
         ]
         least_ns = found.further_ns
         found = _Simulated.of(job, counts, documents, (cluster, machine))
