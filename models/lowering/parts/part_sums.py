@@ -38,8 +38,9 @@ class PartSums(TaskBlocks):
 
     def __init__(self, spec: ModelSpec, workload: Workload, recipe: Recipe, cut: StageCut) -> None:
         layout = cut.layout
-        super().__init__(PartedSpec.of(spec, layout.tp, layout.num_parts), workload, recipe, cut)
-        self.calls = KernelCalls(self.builder, self.spec.part, self.workload, recipe)
+        parted = PartedSpec.of(spec, layout.ep, tp=layout.tp, parts=layout.num_parts)
+        super().__init__(parted, workload, recipe, cut)
+        self.calls = KernelCalls(self.builder, self.spec.part, self.workload, recipe, layout)
 
     def model_flops(self) -> int:
         return model_flops_per_step(self.spec.whole, self.workload, self.recipe)
@@ -52,10 +53,6 @@ class PartSums(TaskBlocks):
 
     def _declare_contexts(self) -> None:
         declare_contexts(self.builder, self.shapes)
-
-    def _gradient_of(self, group: str, chunk: int, name: str = "gradients") -> list[TaskOperand]:
-        """Where a chunk's contribution to a group's gradient is added to."""
-        return self._gradient(name, group, 0)
 
     # Hidden states of all tokens, where ranks have slices of them (`token_tasks`)
 
