@@ -9,6 +9,7 @@ import torch
 from twinstream.executor.kernels.calls import Calls
 from twinstream.executor.kernels.operand import DTYPES, Operands, shard_of
 from twinstream.executor.kernels.parts.sums import write_sum
+from twinstream.executor.kernels.vector.row_blocks import row_blocks
 from twinstream.executor.kernels.vector.vector_ops import VectorOps
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.models.kernel_costs.attributes import Attributes, typed_attribute
@@ -65,7 +66,8 @@ def add_gradients(
 
 
 def sum_pieces(operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls) -> None:
-    """Write the sum of pieces of a gradient, in their order and in float32, rounded once."""
+    """Write the sum of pieces of a gradient, in their order and in float32, rounded once; or
+    `pairwise`, neighbours first, each sum rounded."""
     dtype = DTYPES[typed_attribute(attributes, "dtype", str)]
     num_elements, num_pieces = (
         typed_attribute(attributes, name, int) for name in ("num_elements", "num_pieces")
@@ -73,7 +75,18 @@ def sum_pieces(operands: Operands, attributes: Attributes, vector: VectorOps, ca
     pieces_PN = operands["pieces"].view(dtype, (num_pieces, num_elements))
     sum_N = operands["gradients"].view(dtype, (num_elements,))
     calls.add(operands["gradients"].bytes[sum_N.nbytes :].zero_)  # padding of shards
-    calls.add(write_sum, pieces_PN.unsqueeze(2), None, sum_N.unsqueeze(1))
+    if "pairwise" in attributes:
+        calls.add(_write_pairwise, pieces_PN, sum_N)
+    else:
+        calls.add(write_sum, pieces_PN.unsqueeze(2), None, sum_N.unsqueeze(1))
+
+
+def _write_pairwise(pieces_PN: torch.Tensor, out_N: torch.Tensor) -> None:
+    for rows in row_blocks(len(out_N), len(pieces_PN)):
+        sums = list(pieces_PN[:, rows])
+        while len(sums) > 1:
+            sums = [torch.add(*pair) for pair in zip(sums[::2], sums[1::2], strict=True)]
+        out_N[rows].copy_(sums[0])
 
 
 def no_squares(operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls) -> None:

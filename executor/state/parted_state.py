@@ -24,6 +24,7 @@ from twinstream.models.recipes.quantized_base import SCALES
 from twinstream.models.recipes.recipe import Recipe
 
 Place = tuple[int, int, int]  # which of the replicas, of the ranks of cp, of those of tp
+_Rank = tuple[int, int]  # which of the ranks of tp, and of those that share experts
 
 
 def place_of(coordinates: Mapping[str, int], ep: int = 1) -> Place:
@@ -74,37 +75,38 @@ class RankStates:
 
     def whole(self, states: Mapping[Place, State]) -> State:
         """The state again, from that of all replicas and ranks of tp of a stage."""
-        joined: dict[int, State] = {}
+        joined: dict[_Rank, State] = {}
         for rank in sorted({place[2] for place in states}):
             replicas = [place for place in sorted(states) if place[2] == rank]
             whole = self._sharded.whole([states[place] for place in replicas])
             for place in replicas if self.layout.ep > 1 else replicas[:1]:
                 own = {name: states[place][name] for name in whole if self._is_shared(name)}
                 joined[self._rank(place)] = whole | own
+        first = next(iter(joined.values()))
         if self.split is None:
-            return joined[0]
-        names = dict.fromkeys(whole_group(name) for name in joined[0])
+            return first
+        names = dict.fromkeys(map(whole_group, first))
         return {name: self._joined(name, joined) for name in names}
 
     @cached_property
-    def split(self) -> PartedSpec | SharedSpec | None:
+    def split(self) -> SharedSpec | None:
         """The model whose groups a rank of tp, or one that shares experts, has."""
-        if self.layout.in_parts:
-            return PartedSpec.of(self.spec, self.layout.tp, self.layout.num_parts)
-        return SharedSpec.of(self.spec, self.layout.ep) if self.layout.ep > 1 else None
+        layout = self.layout
+        if layout.in_parts:
+            return PartedSpec.of(self.spec, layout.ep, tp=layout.tp, parts=layout.num_parts)
+        return SharedSpec.of(self.spec, layout.ep) if layout.ep > 1 else None
 
     @property
     def _sharded(self) -> ShardedState:
         return ShardedState(self.split or self.spec, self.recipe, self.layout)
 
-    def _rank(self, place: Place) -> int:
-        """Which of the ranks that the model is split over it is."""
-        return place[2] if self.layout.ep == 1 else place[0] % self.layout.ep
+    def _rank(self, place: Place) -> _Rank:
+        return place[2], place[0] % self.layout.ep
 
     def _is_shared(self, name: str) -> bool:
         return shares_experts(self.layout, name)
 
-    def _in_parts(self, name: str, flat: torch.Tensor, rank: int) -> State:
+    def _in_parts(self, name: str, flat: torch.Tensor, rank: _Rank) -> State:
         """What a rank has of a tensor: what all have, and its own parts."""
         kind, _, group = name.partition(".")
         parted = self._split
@@ -112,26 +114,25 @@ class RankStates:
             return {name: flat}
         streams, found = self._streams(name, flat), {}
         for own in self._groups(group):
-            part, layout = parted.part_of(own, rank), layout_of(parted, self.recipe, own)
-            cut = [self._cut(stream, group, layout, part) for stream in streams]
+            layout = layout_of(parted, self.recipe, own)
+            cut = [self._cut(stream, own, layout, rank) for stream in streams]
             found[f"{kind}.{own}"] = self._laid(kind, own, cut, parted)
         return found
 
-    def _joined(self, name: str, states: Mapping[int, State]) -> torch.Tensor:
+    def _joined(self, name: str, states: Mapping[_Rank, State]) -> torch.Tensor:
         kind, _, group = name.partition(".")
         parted = self._split
         if self._is_whole(group):
-            return states[0][name]
+            return next(iter(states.values()))[name]
         whole = layout_of(self.spec, self.recipe, group)
         streams: list[torch.Tensor] = []
         for rank, state in states.items():
             for own in self._groups(group):
-                part = parted.part_of(own, rank)
                 layout = layout_of(parted, self.recipe, own)
                 found = self._streams(f"{kind}.{own}", state[f"{kind}.{own}"], parted)
                 streams = streams or [_empty(one, whole, self.spec.itemsize) for one in found]
                 for stream, into in zip(found, streams, strict=True):
-                    self._put(stream, into, group, layout, part)
+                    self._put(stream, into, own, layout, rank)
         return self._laid(kind, group, streams, self.spec)
 
     def _is_whole(self, group: str) -> bool:
@@ -147,53 +148,53 @@ class RankStates:
         groups = all_groups(self.split, self.recipe)
         return [own for own in groups if whole_group(own) == group]
 
+    def _is_whole(self, group: str) -> bool:
+        """Whether each rank has all of a group."""
+        is_one = self._groups(group) == [group] and self._split.part_of(group, 0) is None
+        return is_one and not shares_experts(self.layout, group)
+
     @property
-    def _split(self) -> PartedSpec | SharedSpec:
+    def _split(self) -> SharedSpec:
         assert self.split is not None, "each rank has all of a stage"
         return self.split
 
-    def _cut(
-        self, stream: torch.Tensor, group: str, layout: FlatLayout, part: int | None
-    ) -> torch.Tensor:
+    def _cut(self, stream: torch.Tensor, own: str, layout: FlatLayout, rank: _Rank) -> torch.Tensor:
         """Of a number of each element of a whole group, those of a rank's group."""
-        whole = layout_of(self.spec, self.recipe, group)
+        whole = layout_of(self.spec, self.recipe, whole_group(own))
         found = _empty(stream, layout, self.spec.itemsize)
         for inner in layout.tensors:
             source = _view(stream, whole, inner.name, self.spec.itemsize)
-            _view(found, layout, inner.name, self.spec.itemsize).copy_(
-                self._of_part(source, inner.name, part)
-            )
+            axis, pieces = self._pieces(source, inner.name, own, rank)
+            target = _view(found, layout, inner.name, self.spec.itemsize)
+            target.copy_(torch.cat(pieces, axis))
         return found
 
     def _put(
-        self, stream: torch.Tensor, into: torch.Tensor, group: str, layout: FlatLayout,
-        part: int | None,
-    ) -> None:  # fmt: skip
-        whole = layout_of(self.spec, self.recipe, group)
+        self, stream: torch.Tensor, into: torch.Tensor, own: str, layout: FlatLayout, rank: _Rank
+    ) -> None:
+        whole = layout_of(self.spec, self.recipe, whole_group(own))
         for inner in layout.tensors:
             target = _view(into, whole, inner.name, self.spec.itemsize)
             source = _view(stream, layout, inner.name, self.spec.itemsize)
-            if part is None:
-                target.copy_(source)
-                continue
-            axis, pieces = self._sections(target, inner.name)
-            at = 0
-            for piece in pieces:
-                own = piece.shape[axis] // self._split.parts
-                piece.narrow(axis, part * own, own).copy_(source.narrow(axis, at, own))
-                at += own
+            axis, pieces = self._pieces(target, inner.name, own, rank)
+            sizes = [piece.shape[axis] for piece in pieces]
+            for piece, values in zip(pieces, torch.split(source, sizes, axis), strict=True):
+                piece.copy_(values)
 
-    def _of_part(self, whole: torch.Tensor, name: str, part: int | None) -> torch.Tensor:
-        if part is None:
-            return whole
-        axis, pieces = self._sections(whole, name)
-        return torch.cat([one.chunk(self._split.parts, axis)[part] for one in pieces], axis)
-
-    def _sections(self, whole: torch.Tensor, name: str) -> tuple[int, tuple[torch.Tensor, ...]]:
-        """What of a weight, or of its codes or scales, is cut by itself, and along which axis."""
-        axis, shares = self._split.cut(name.removesuffix(SCALES))
+    def _pieces(
+        self, whole: torch.Tensor, name: str, own: str, rank: _Rank
+    ) -> tuple[int, list[torch.Tensor]]:
+        """What a rank has of a weight, or of its codes or scales, side by side along an axis."""
+        split, (tp_rank, ep_rank) = self._split, rank
+        if shares_experts(self.layout, own):
+            whole = whole.chunk(self.layout.ep)[ep_rank]
+        part = split.part_of(own, tp_rank)
+        if not isinstance(split, PartedSpec) or part is None:
+            return 0, [whole]
+        axis, shares = split.cut(name.removesuffix(SCALES))
         unit = whole.shape[axis] // sum(shares)
-        return axis, torch.split(whole, [unit * share for share in shares], axis)
+        sections = torch.split(whole, [unit * share for share in shares], axis)
+        return axis, [one.chunk(split.parts, axis)[part] for one in sections]
 
     def _streams(
         self, name: str, flat: torch.Tensor, spec: ModelSpec | None = None

@@ -6,7 +6,8 @@ behind the other; one rank may have all. What a part has of a group is a group o
 of layer 3, which each rank numbers from 0. Norms and the router, which every part reads, are what
 is left in group 3.
 
-Where ranks share routed experts, each has some of a layer's, in their order, and all of the rest.
+Where ranks share routed experts, each has some of a layer's, in their order, and all of the rest;
+of a model in parts its parts of these.
 """
 
 from functools import cached_property
@@ -39,26 +40,62 @@ class Cut(NamedTuple):
     sections: tuple[int, ...] = (1,)
 
 
-class PartedSpec(ModelSpec):
+class SharedSpec(ModelSpec):
+    """A model whose routed experts `ep` ranks share, each as many."""
+
+    ep: int = 1
+
+    @classmethod
+    def of(cls, spec: ModelSpec, ep: int = 1) -> Self:
+        """The model on ranks that share its experts, whose number is a multiple of theirs."""
+        return cls(**dict(spec), ep=ep)
+
+    @cached_property
+    def whole(self) -> ModelSpec:
+        """The model of all parts, with all experts."""
+        return ModelSpec(**{name: getattr(self, name) for name in ModelSpec.model_fields})
+
+    def part_of(self, group: str, rank: int) -> int | None:
+        """The number among all parts of a group of a rank of tp; None of what all ranks have."""
+        return None
+
+    @property
+    def part(self) -> ModelSpec:
+        """The sizes of one part."""
+        return self.whole
+
+    def group_layout(self, group: str) -> FlatLayout:
+        """How the parameters of a group of a rank lie."""
+        whole, sizes = whole_group(group), self.part
+        if sizes.experts is not None and whole.endswith(EXPERTS):
+            share = sizes.experts.model_copy(update={"count": sizes.experts.count // self.ep})
+            sizes = sizes.model_copy(update={"experts": share})
+        return sizes.group_layout(whole)
+
+    def updated_apart(self, group: str) -> bool:
+        """Whether each matrix of a group is updated by itself: a rank's lie apart in the whole."""
+        return self.ep > 1 and whole_group(group).endswith(EXPERTS)
+
+    def ref(self) -> ModelRef:
+        """What documents say of the whole model."""
+        return self.whole.ref()
+
+
+class PartedSpec(SharedSpec):
     """A model whose groups are those of one of `tp` ranks, which have `parts` together."""
 
     tp: int = 1
     parts: int = 1
 
     @classmethod
-    def of(cls, spec: ModelSpec, tp: int, parts: int) -> Self:
+    def of(cls, spec: ModelSpec, ep: int = 1, *, tp: int = 1, parts: int = 1) -> Self:
         """The model in parts; what cannot be cut is for `parts_refusal` to say."""
-        return cls(**dict(spec), tp=tp, parts=parts)
+        return cls(**dict(spec), tp=tp, parts=parts, ep=ep)
 
     @property
     def parts_each(self) -> int:
         """Parts that a rank has."""
         return self.parts // self.tp
-
-    @cached_property
-    def whole(self) -> ModelSpec:
-        """The model of all parts."""
-        return ModelSpec(**{name: getattr(self, name) for name in ModelSpec.model_fields})
 
     @cached_property
     def part(self) -> ModelSpec:
@@ -108,12 +145,12 @@ class PartedSpec(ModelSpec):
         if whole in _ENDS:
             return packed_layout([(whole, (part.vocab_size, self.d_model))], self.itemsize)
         if not whole.isdigit():
-            return part.group_layout(whole)
+            return super().group_layout(group)
         built = part.layer(int(whole))
         return shared_layout(built) if group == whole else part_layout(built)
 
     def part_of(self, group: str, rank: int) -> int | None:
-        """The number among all parts of a group of a rank; None of what all ranks have."""
+        """The number among all parts of a group of a rank of tp; None of what all ranks have."""
         number = group.partition(PART)[2]
         return rank * self.parts_each + int(number) if number else None
 
@@ -138,54 +175,6 @@ class PartedSpec(ModelSpec):
         """Of the largest flat tensor of parameters of a layer."""
         kinds = [part_layout(kind).size_bytes for kind, _ in self.part.layer_kinds]
         return max(*kinds, experts_layout(self.part).size_bytes if self.experts else 0)
-
-    def ref(self) -> ModelRef:
-        """What documents say of the whole model."""
-        return self.whole.ref()
-
-
-class SharedSpec(ModelSpec):
-    """A model whose routed experts `ep` ranks share, each as many."""
-
-    ep: int = 1
-
-    @classmethod
-    def of(cls, spec: ModelSpec, ep: int) -> Self:
-        """The model on ranks that share its experts, whose number is a multiple of theirs."""
-        return cls(**dict(spec), ep=ep)
-
-    @cached_property
-    def whole(self) -> ModelSpec:
-        """The model with all experts."""
-        return ModelSpec(**{name: getattr(self, name) for name in ModelSpec.model_fields})
-
-    @property
-    def parts(self) -> int:
-        """In how many parts experts are."""
-        return self.ep
-
-    def part_of(self, group: str, rank: int) -> int | None:
-        """The number among all parts of a group of a rank; None of what all ranks have."""
-        return rank if group.endswith(EXPERTS) else None
-
-    def group_layout(self, group: str) -> FlatLayout:
-        """How the parameters of a group of a rank lie."""
-        if self.experts is None or not group.endswith(EXPERTS):
-            return super().group_layout(group)
-        share = self.experts.model_copy(update={"count": self.experts.count // self.ep})
-        return experts_layout(self.whole.model_copy(update={"experts": share}))
-
-    def updated_apart(self, group: str) -> bool:
-        """Whether each matrix of a group is updated by itself: a rank's lie apart in the whole."""
-        return group.endswith(EXPERTS)
-
-    def cut(self, name: str) -> Cut:
-        """How a weight of experts is cut: by expert."""
-        return Cut(0)
-
-    def ref(self) -> ModelRef:
-        """What documents say of the whole model."""
-        return self.whole.ref()
 
 
 def parts_refusal(spec: ModelSpec, parts: int) -> list[str]:

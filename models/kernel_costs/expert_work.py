@@ -122,10 +122,11 @@ class ExpertWork:
         frozen = self.recipe.freezes(f"0{EXPERTS}")
         *before, last = self._back_through_products()
         t, d, shared = self.tokens, self.spec.d_model, self.experts.shared_d_ff
+        again = [] if frozen and not self._sites else [self._gather()]
+        products = (self._gather(), *before, *again, last)
         return (
             *self.order(),
-            self._gather(), *before, *([] if frozen and not self._sites else [self._gather()]),
-            last,
+            *(products if self.ep == 1 else ()),
             self._moved("permute", (self._rows + t) * d),
             *([self._moved("residual", 3 * t * d)] if shared else []),
             *([self._moved("weigh", 4 * t * shared)] if self.experts.shared_gate else []),

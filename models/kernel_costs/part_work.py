@@ -101,10 +101,19 @@ def mlp_part_recompute(of: ChunkWork) -> tuple[Work, ...]:
     t, s, f = of.tokens, of.spec, dense_width(of.spec)
     return (
         of.vector("rms_norm", 2 * t * s.d_model),
-        *(of.of_experts.projections() if s.experts else ()),
+        *(of.of_experts.projections() if s.experts and of.ep == 1 else ()),
         *((of.matmul(t, 2 * f, s.d_model),) if f else ()),
         *of.adapters.of_sites("gate_up").forward(),
     )
+
+
+def mlp_part_dispatch_forward(of: ChunkWork) -> tuple[Work, ...]:
+    """Rows for experts on other ranks, and gate and up of the network of all tokens."""
+    t, d, f = of.tokens, of.spec.d_model, dense_width(of.spec)
+    dense = (of.matmul(t, 2 * f, d),) if f else ()
+    norm, routed = of.vector("rms_norm", 2 * t * d), of.of_experts
+    adapters = of.adapters.of_sites("gate_up").forward()
+    return (norm, *routed.choice(), *routed.projections(), *dense, *adapters)
 
 
 def mlp_part_forward(of: ChunkWork) -> tuple[Work, ...]:

@@ -250,6 +250,8 @@ class ChunkWork:
             "qkv_part_backward": [*([k] if s.qk_norm else []), whole[0]],
             "mlp_part_forward": [*into, *down], "mlp_part_recompute": into,
             "mlp_part_backward": [*down, *into], "experts_part_recompute": [],
+            "mlp_part_dispatch_forward": into, "mlp_part_combine_forward": down,
+            "mlp_part_dispatch_backward": [],
             "experts_forward": [], "experts_backward": [], "block_dispatch_backward": [],
             "block_combine_forward": down,
         }[kernel]  # fmt: skip

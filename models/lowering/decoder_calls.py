@@ -14,6 +14,7 @@ from twinstream.models.kernel_costs.part_work import (
     context_part_forward,
     kv_part_forward,
     mlp_part_backward,
+    mlp_part_dispatch_forward,
     mlp_part_forward,
     mlp_part_recompute,
     qkv_part_backward,
@@ -47,12 +48,16 @@ _PARTS: Mapping[str, Callable[[ChunkWork], tuple[Work, ...]]] = {
     "mlp_part_forward": mlp_part_forward,
     "mlp_part_recompute": mlp_part_recompute,
     "experts_part_recompute": ChunkWork.recompute_experts,
+    "mlp_part_dispatch_forward": mlp_part_dispatch_forward,
+    "mlp_part_combine_forward": ChunkWork.combine_forward,
+    "mlp_part_dispatch_backward": ChunkWork.dispatch_backward,
     "mlp_part_backward": mlp_part_backward,
 }
 
+_OF_ROWS = ("experts_forward", "experts_backward")  # of other ranks' chunks
 _OF_TOKENS = frozenset(
     (*(name for name in _PARTS if name.startswith(("mlp_", "experts_"))), "block_combine_forward",
-     "block_dispatch_backward", "experts_forward", "experts_backward")
+     "block_dispatch_backward", *_OF_ROWS)
 )  # fmt: skip
 """Kernels that take each token by itself, wherever sequences begin."""
 
@@ -131,7 +136,7 @@ class KernelCalls:
             "dtype": spec.dtype,
             "num_tokens": self.workload.chunk_tokens,
             "seq_len": self.workload.seq_len,
-            **by_rank("cp", {"chunk_start": starts}),
+            **by_rank("cp", {"chunk_start": starts[:1] if kernel in _OF_ROWS else starts}),
             "attention": self.recipe.implementations.attention,
             **(told or {}),
         }
@@ -141,7 +146,7 @@ class KernelCalls:
             attributes[IN_PARTS] = True
         if spec.experts is not None:
             attributes |= self.experts_attributes(spec.experts)
-            attributes |= self._shared_attributes(spec.experts)
+            attributes |= self._shared_attributes(spec.experts, has_rows=kernel not in _PARTS)
         if spec.rope_scaling is not None:
             attributes |= {f"{ROPE_SCALING}{n}": v for n, v in spec.rope_scaling}
         if self.workload.packing is not None and kernel not in _OF_TOKENS:
@@ -165,11 +170,14 @@ class KernelCalls:
         reads_experts = spec.experts is not None and (kernel not in _PARTS or kernel in _OF_TOKENS)
         return base, experts if reads_experts else "model"
 
-    def _shared_attributes(self, experts: Experts) -> dict[str, Attribute]:
-        """Of experts that ranks share: over how many, and the first that a rank has."""
+    def _shared_attributes(self, experts: Experts, *, has_rows: bool) -> dict[str, Attribute]:
+        """Of experts that ranks share: over how many, and the first that a rank has, which parts
+        of a block that have no rows need not know."""
         if self.layout is None or self.layout.ep == 1:
             return {}
         ep = self.layout.ep
+        if not has_rows:
+            return {SHARED: ep}
         first = [rank * (experts.count // ep) for rank in range(ep)]
         pieces = ep if self.layout.reduction == "rank_order" else 1
         return {SHARED: ep, "num_pieces": pieces, **by_rank("ep", {"first_expert": first})}

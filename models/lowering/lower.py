@@ -12,9 +12,13 @@ from twinstream.models.kernel_costs.workspace import library_bytes
 from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout
 from twinstream.models.lowering.decoder import DecoderLowering
-from twinstream.models.lowering.parts.expert_tasks import ExpertTasks, shares_experts_here
+from twinstream.models.lowering.parts.expert_tasks import (
+    ExpertTasks,
+    SharedPartTasks,
+    SharedSequenceTasks,
+)
 from twinstream.models.lowering.parts.part_blocks import lower_in_parts
-from twinstream.models.lowering.parts.part_tasks import PartTasks
+from twinstream.models.lowering.parts.part_tasks import PartTasks, runs_parts
 from twinstream.models.lowering.parts.sequence_tasks import SequenceTasks
 from twinstream.models.lowering.parts.token_tasks import TokenTasks
 from twinstream.models.lowering.stage_cut import stage_cut
@@ -67,24 +71,27 @@ def lower(
     if layout is None:
         return _chain(step_lowering(model, workload, _settled(model, workload, recipe)))
     decoder = require_decoder(model)
-    in_parts = _runs_in_parts(layout, recipe) and not folded
-    shares = shares_experts_here(layout, recipe) and not folded
-    is_split = layout.tp * layout.cp * layout.ep > 1 and not in_parts and not shares
+    runs_here = runs_parts(recipe) and not folded
+    is_split = layout.tp * layout.cp * layout.ep > 1 and not runs_here
     if folded or is_split or recipe.implementations.vector == "megatron":
         return lower_in_parts(Job.of_step(decoder, workload, recipe, layout), stage, folded=folded)
     recipe = _settled(model, workload, recipe)
     cut = stage_cut(layout, decoder, workload, stage)
-    blocks = PartTasks if in_parts else ExpertTasks if shares else TaskBlocks
-    blocks = TokenTasks if in_parts and layout.token_slices > 1 else blocks
-    blocks = SequenceTasks if in_parts and layout.splits_sequences else blocks
-    return _chain(blocks(decoder, workload, recipe, cut))
+    return _chain(_blocks(layout, recipe)(decoder, workload, recipe, cut))
 
 
-def _runs_in_parts(layout: Layout, recipe: Recipe) -> bool:
-    """Whether kernels of ours that are named compute a layout in parts."""
-    kernels = recipe.kernels
-    own = kernels is not None and kernels.vector != "megatron"
-    return own and layout.ep == 1 and layout.in_parts
+def _blocks(layout: Layout, recipe: Recipe) -> type[TaskBlocks]:
+    """What adds the tasks of a stage by our own kernels: whole blocks unless these are named."""
+    shares = layout.ep > 1
+    if not runs_parts(recipe) or not (layout.in_parts or shares):
+        return TaskBlocks
+    if layout.splits_sequences:
+        return SharedSequenceTasks if shares else SequenceTasks
+    if layout.token_slices > 1:
+        return TokenTasks
+    if layout.in_parts:
+        return SharedPartTasks if shares else PartTasks
+    return ExpertTasks
 
 
 def _settled(model: AnyModel, workload: Workload, recipe: Recipe) -> Recipe:

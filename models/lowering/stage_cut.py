@@ -7,7 +7,7 @@ from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.layout import layer_of, whole_group
 from twinstream.models.layouts.layout import Layout, stages_of
 from twinstream.models.layouts.orders import actions_of
-from twinstream.models.lowering.declarations import DecoderShapes
+from twinstream.models.lowering.declarations import GRADIENT_PIECES, DecoderShapes
 from twinstream.models.lowering.sharding import (
     Sharding,
     replica_axes,
@@ -162,10 +162,15 @@ class StageShapes(DecoderShapes):
         apart = layout.reduction == "rank_order" and shares_experts(layout, group)
         return layout.ep if apart else 1
 
+    def contributed_to(self, group: str) -> str:
+        """Where backward adds up a group's gradient: there, or in pieces of it."""
+        return f"{GRADIENT_PIECES if self.gradient_pieces(group) > 1 else 'grad'}.{group}"
+
     def sums_of_pieces(self, group: str) -> int:
         """Ranks that have the same experts, of which each sums a share of their gradient."""
         layout = self.cut.layout
-        return layout.dp // layout.ep if self.gradient_pieces(group) > 1 else 1
+        is_split = self.gradient_pieces(group) > 1 and not layout.splits_sequences
+        return layout.dp // layout.ep if is_split else 1
 
     def holders_of_squares(self, group: str) -> int:
         """Ranks of which each has the squares of some stretches of a group; 1 where it has all."""

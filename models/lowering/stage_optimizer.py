@@ -13,6 +13,7 @@ from twinstream.models.lowering.optimizer_tasks import OptimizerTasks
 from twinstream.models.lowering.sharding import Sharding, shares_experts
 from twinstream.models.lowering.stage_cut import StageCut, StageShapes
 from twinstream.models.recipes.recipe import Recipe
+from twinstream.schedule.cluster.projecting import CP
 from twinstream.schedule.ops import Attribute, Label, TaskOperand
 
 _OF_HEAD = "head_grad.embedding"
@@ -71,7 +72,7 @@ class StageOptimizer(OptimizerTasks):
         if name == "embedding_gradients" and self.shared is not None:
             return self.builder.accumulate(name, _OF_HEAD)
         if self.shapes.gradient_pieces(group) > 1:
-            return self.builder.accumulate(name, f"{GRADIENT_PIECES}.{group}")
+            return self.builder.accumulate(name, self.shapes.contributed_to(group))
         return super().gradient(name, group, round_)
 
     def after_group(self, group: str, round_: int) -> None:
@@ -90,11 +91,14 @@ class StageOptimizer(OptimizerTasks):
 
     def _sum_of_experts(self, group: str) -> None:
         """Add up what all replicas have made of the gradient of a rank's experts: in their order,
-        each rank that has the same experts a share; or what these have, as the transport does it.
+        each rank that has the same experts a share; in pairs, where sequences are in parts; or what
+        these have, as the transport does it.
         """
         axes, pieces = self._cut.replicas(group), self.shapes.gradient_pieces(group)
         tensor = f"{GRADIENT_PIECES}.{group}"
-        if pieces > 1 and not axes:
+        if pieces > 1 and self.reduction == "pairwise":
+            self._sum_pairs(group, pieces, tensor)
+        elif pieces > 1 and not axes:
             self._sum_pieces(group, pieces, tensor)
         elif pieces > 1:
             builder, shard = self.builder, f"grad_shard.{group}"
@@ -109,14 +113,28 @@ class StageOptimizer(OptimizerTasks):
                 f"reduce.{group}", group, "all_reduce", axes, [self._gradient(group, "update")]
             )
 
+    def _sum_pairs(self, group: str, pieces: int, tensor: str) -> None:
+        """Ranks of cp are the innermost of replicas; then come those whose rows are here."""
+        replicas = self._cut.replicas(group)
+        if CP in replicas:
+            operands = [self.builder.update("pieces", tensor)]
+            self._sum(f"reduce.{CP}.{group}", group, "all_reduce", (CP,), operands)
+        self._sum_pieces(group, pieces, tensor)
+        if axes := tuple(axis for axis in replicas if axis != CP):
+            gradient = self._gradient(group, "update")
+            self._sum(f"reduce.{group}", group, "all_reduce", axes, [gradient])
+
     def _sum_pieces(self, group: str, pieces: int, tensor: str, total: str | None = None) -> None:
         """Add up pieces of a group's gradient to that, or to a `total` of some chunks."""
         total = total or group
         builder, dtype = self.builder, self.shapes.gradient_dtype
         count = self.shapes.num_elements(group)
+        told: dict[str, Attribute] = {
+            "dtype": dtype, "num_elements": count, "num_pieces": pieces,
+            **({"pairwise": True} if self.reduction == "pairwise" else {}),
+        }  # fmt: skip
         call = builder.call(
-            f"sum_pieces.{count}", f"sum_pieces/{self.recipe.implementations.vector}",
-            {"dtype": dtype, "num_elements": count, "num_pieces": pieces},
+            f"sum_pieces.{count}", f"sum_pieces/{self.recipe.implementations.vector}", told,
             sum_pieces_work(count, pieces, dtype),
         )  # fmt: skip
         operands = [builder.read("pieces", tensor), builder.write("gradients", f"grad.{total}")]

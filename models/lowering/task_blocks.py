@@ -143,6 +143,10 @@ class TaskBlocks(DecoderLowering):
         """Return whether anything before a layer is trained."""
         return self.first_backward < layer or self.trains_embedding
 
+    def _gradient_of(self, group: str, chunk: int, name: str = "gradients") -> list[TaskOperand]:
+        """Where a chunk's contribution to a group's gradient is added to."""
+        return self._gradient(name, group, 0)
+
     def _after_group(self, group: str, round_: int) -> None:
         if self._completes:
             super()._after_group(group, round_)

@@ -77,7 +77,9 @@ def test_each_rank_has_experts_of_its_own_and_their_random_numbers():
     assert places == [[0, gate_up], [gate_up // 2, gate_up + down // 2]]
 
 
-@pytest.mark.parametrize("fields", [{}, {"pp": 2, "zero": 3}])
+@pytest.mark.parametrize(
+    "fields", [{}, {"pp": 2, "zero": 3}, {"tp": 2, "sequence_parallel": False}, {"cp": 2}]
+)
 def test_its_evaluation_is_proven_too(fields):
     found = cluster_evaluation_of(planned(**fields))
     assert verify(found) == []
@@ -94,8 +96,9 @@ def test_its_evaluation_is_proven_too(fields):
         ({"lora": lora_of("r=2,targets=q,experts")}, {}, "LoRA of experts beside ep 2"),
         ({"update": "muon"}, {}, "Muon, whose state is by matrix beside ep 2"),
         ({"optimizer_state": "8bit"}, {}, "8-bit optimizer state"),
-        ({}, {"tp": 2, "sequence_parallel": False}, "ep 2 beside tp 2"),
-        ({}, {"cp": 2}, "ep 2 beside cp 2"),
+        ({}, {"tp": 2, "parts": 4, "sequence_parallel": False}, "ep 2 beside 4 parts on tp 2"),
+        ({}, {"cp": 2, "dp": 6, "ep": 3}, "ep 3 beside cp 2 (a power of two: sums are of pairs)"),
+        ({}, {"tp": 2, "etp": 1, "sequence_parallel": False}, "ep 2 of whole experts beside tp 2"),
         ({"clips": True}, {"dp": 8, "ep": 8}, "32,768 elements a rank (--max-grad-norm 0)"),
     ],
 )  # fmt: skip
@@ -151,6 +154,37 @@ def test_a_damaged_exchange_or_share_is_seen(change):
     assert_seen(planned(dp=4), change)
 
 
+IN_PARTS = {"tp": 2, "parts": 2, "sequence_parallel": False}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        dropped("ep.counts"), dropped("ep.combine.rows"), dropped("tp.mlp."),
+        dropped("ep.combine_backward.row_weights"), dropped("gather.squares.0.experts"),
+        said("ep.dispatch.rows", axes=("tp",)), said("tp.mlp_backward", axes=("ep",)),
+        of_other_tensor("ep.combine.rows.0.0", "counts.0.0", "counts.0.1"),
+        attribute("experts_forward", first_expert=(4, 0)),
+        attribute("experts_forward", **{"experts.d_ff": D_FF}),
+        attribute("mlp_part_dispatch_forward", ep=1), attribute("mlp_part_combine_forward", ep=4),
+        attribute("adamw.0.experts.tp0.part1", element_offset=0),
+    ],
+)  # fmt: skip
+def test_a_damaged_exchange_or_share_in_parts_is_seen(change):
+    assert_seen(planned(**IN_PARTS), change)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        dropped("reduce.cp.0.experts"), said("reduce.cp.0.experts", reduction="rank_order"),
+        said("ep.dispatch.rows", axes=("cp",)), attribute("sum_pieces", pairwise=False),
+    ],
+)  # fmt: skip
+def test_a_damaged_sum_of_experts_of_slices_is_seen(change):
+    assert_seen(planned(cp=2), change)
+
+
 def test_swapped_exchanges_and_other_meshes_are_seen():
     document = planned()
     order = list(document.order)
@@ -171,8 +205,9 @@ def test_swapped_exchanges_and_other_meshes_are_seen():
         assert conforms(document.model_copy(update={"layout": document.layout | fields}))
 
 
-def test_no_random_damage_that_brute_force_refuses_is_accepted():
-    tried, wrongly = judged(planned(dp=4), range(1))
+@pytest.mark.parametrize("fields", [{"dp": 4}, {"tp": 2, "sequence_parallel": False}, {"cp": 2}])
+def test_no_random_damage_that_brute_force_refuses_is_accepted(fields):
+    tried, wrongly = judged(planned(**fields), range(1))
     assert sum(tried.values()) > 20
     assert not wrongly
 

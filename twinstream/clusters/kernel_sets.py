@@ -29,8 +29,16 @@ _OWN_RECOMPUTE = ("auto", "none", "experts", "attention", "full")
 def layout_refusal(layout: Layout) -> str | None:
     """Why ranks here cannot run a layout, whatever the model; None if they can."""
     wrong = []
-    if layout.ep > 1 and layout.in_parts:
-        wrong.append(f"ep {layout.ep} beside {_in_parts(layout)} (experts are shared or in parts)")
+    if layout.ep > 1 and layout.num_parts > layout.tp:
+        wrong.append(
+            f"ep {layout.ep} beside {layout.num_parts} parts on tp {layout.tp} (one on each rank)"
+        )
+    elif layout.ep > 1 and layout.etp not in (None, layout.tp):
+        wrong.append(f"ep {layout.ep} of whole experts beside tp {layout.tp} (tp splits them)")
+    elif layout.splits_sequences and layout.ep.bit_count() > 1:
+        wrong.append(
+            f"ep {layout.ep} beside {_in_parts(layout)} (a power of two: sums are of pairs)"
+        )
     elif layout.ep > 1 and layout.capacity_factor is not None:
         wrong.append(f"a capacity of {layout.capacity_factor:g} (no row is dropped here)")
     elif layout.ep > 1 and (layout.expert_nodes or 1) > 1:
@@ -104,7 +112,8 @@ def experts_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | No
     experts, ep, groups = decoder.experts, layout.ep, max(1, layout.dp // layout.ep)
     if experts.count % ep:
         return f"{experts.count} experts on {ep} ranks (as many on each)"
-    sizes = [experts.count // ep * experts.d_ff * decoder.d_model * n for n in (2, 1)]
+    columns = experts.d_ff // layout.num_parts
+    sizes = [experts.count // ep * columns * decoder.d_model * n for n in (2, 1)]
     split = [size for size in sizes if size % SUM_SHARE_ELEMENTS]
     beside = {
         "LoRA of experts": bool(recipe.lora and expert_sites(decoder, recipe.lora)),

@@ -51,13 +51,19 @@ def block_combine_forward(
     """Write the block's output from what experts on other ranks have made of its rows."""
     block = BlockOperands.of(operands, attributes, vector, calls)
     with block.workspace.frame():
-        rows = RoutedRows.take(block)
-        with block.workspace.frame():
-            normed = block.take(block.call.spec.d_model)
-            if rows.shared is not None:
-                calls.add(vector.write_normed, block.norm("ffn_norm"), normed)
-            write_rows(block, rows, normed)
+        rows = rows_again(block)
         write_output(block, rows, block.x_o, block.tokens_by_width("output"))
+
+
+def rows_again(block: BlockOperands) -> RoutedRows:
+    """Where rows go, and what a gate lets through, by a choice that was made."""
+    rows = RoutedRows.take(block)
+    with block.workspace.frame():
+        normed, eps = block.take(block.call.spec.d_model), block.call.eps_again
+        if rows.shared is not None:
+            block.calls.add(block.vector.write_normed, block.norm("ffn_norm"), normed, eps=eps)
+        write_rows(block, rows, normed)
+    return rows
 
 
 def write_output(

@@ -49,20 +49,14 @@ class ExpertsBackward:
     ) -> torch.Tensor:
         """Write the gradient of the normed rows as far as experts make it; return the logits'.
 
-        Where ranks share experts, these have made it of rows that came back.
-
         Returns:
             [T, experts], in the model's dtype; lies in the workspace.
         """
         block, calls = self.block, self.block.calls
-        experts, routes, to = block.experts, block.routes, self.rows.to
+        experts, routes = block.experts, block.routes
         d_logits_TE = block.take(experts.count)
         d_weights_TK = block.workspace.take(routes.weights.shape, torch.float32)
-        if block.call.ep > 1:
-            calls.add(take_row_weights, block.sent_weights, to, d_weights_TK)
-            calls.add(block.vector.add_rows, block.sent_rows, None, to.places, None, d_normed_TD)
-        else:
-            self.through_experts(d_hidden_TD, normed_TD, d_normed_TD, d_weights_TK)
+        self.through_experts(d_hidden_TD, normed_TD, d_normed_TD, d_weights_TK)
         calls.add(
             logit_gradients, normed_TD, block.weights["router"], experts, routes, d_weights_TK,
             d_logits_TE, block.balance,
@@ -73,9 +67,16 @@ class ExpertsBackward:
         self, d_hidden_TD: torch.Tensor, normed_TD: torch.Tensor, d_normed_TD: torch.Tensor,
         d_weights_TK: torch.Tensor,
     ) -> None:  # fmt: skip
-        """Write the gradients of normed rows and of weights, as experts or parts make them."""
+        """Write the gradients of normed rows and of weights, as experts or parts make them.
+
+        Where ranks share experts, these have made them of rows that came back.
+        """
         block, calls, width = self.block, self.block.calls, self.block.call.spec.d_model
         experts, routes, to = block.experts, block.routes, self.rows.to
+        if block.call.ep > 1:
+            calls.add(take_row_weights, block.sent_weights, to, d_weights_TK)
+            calls.add(block.vector.add_rows, block.sent_rows, None, to.places, None, d_normed_TD)
+            return
         with block.workspace.frame():
             d_gate_up_S2F = take_rows(block, 2 * experts.d_ff)
             x_SD = take_rows(block, width)

@@ -43,7 +43,7 @@ def block_dispatch_backward(
     rows, normed = RoutedRows.take(block), block.take(block.call.spec.d_model)
     d_hidden = block.tokens_by_width("d_hidden")
     d_rows_SD = operands["d_rows"].view(block.call.dtype, tuple(block.sent_rows.shape))
-    calls.add(vector.write_normed, block.norm("ffn_norm"), normed)
+    calls.add(vector.write_normed, block.norm("ffn_norm"), normed, eps=block.call.eps_again)
     write_rows(block, rows, normed)
     calls.add(gather_rows, normed, rows.to, block.sent_rows)
     calls.add(gather_rows, d_hidden, rows.to, d_rows_SD)

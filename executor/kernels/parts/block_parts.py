@@ -23,6 +23,7 @@ from twinstream.executor.kernels.block.block_backward import (
 from twinstream.executor.kernels.block.block_forward import (
     add_product,
     rewrite_q,
+    rows_again,
     write_attention,
     write_kv,
     write_output,
@@ -96,6 +97,21 @@ def mlp_part_forward(
     block = BlockOperands.of(operands, attributes, vector, calls)
     rows = _write_gate_up(block)
     write_output(block, rows, None, _piece(block))
+
+
+def mlp_part_dispatch_forward(
+    operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
+) -> None:
+    """Write rows for experts that ranks share, and some columns of gate and up of all tokens."""
+    _write_gate_up(BlockOperands.of(operands, attributes, vector, calls))
+
+
+def mlp_part_combine_forward(
+    operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
+) -> None:
+    """Write the piece of what columns of experts on other ranks have made of the rows."""
+    block = BlockOperands.of(operands, attributes, vector, calls)
+    write_output(block, rows_again(block), None, _piece(block))
 
 
 def experts_part_recompute(
@@ -227,8 +243,9 @@ class _PartGradients(BlockGradients):
 
 
 def _write_gate_up(block: BlockOperands) -> RoutedRows | None:
-    """Return where rows go, of a part with experts."""
-    rows = RoutedRows.take(block) if block.call.spec.experts else None
+    """Return where rows go, of a part that has experts or sends rows to them."""
+    sends_or_has = "rows" in block.operands or block.call.ep == 1
+    rows = RoutedRows.take(block) if block.call.spec.experts and sends_or_has else None
     with block.workspace.frame():
         write_projections(block, rows, _normed(block, "ffn_norm"), is_forward=True)
     return rows

@@ -45,6 +45,11 @@ def _mlp_forward(attributes: Attributes) -> int:
     return _rstd(block) + block.routed_rows + most
 
 
+def _mlp_combine(attributes: Attributes) -> int:
+    block = block_sizes(attributes)
+    return _rstd(block) + block.routed_rows + max(block.normed, _width(block, block.f))
+
+
 def _mlp_recompute(attributes: Attributes) -> int:
     block = block_sizes(attributes)
     return _rstd(block) + block.routed_rows + block.projections
@@ -89,7 +94,8 @@ def _mlp_backward(attributes: Attributes, *, sums: bool) -> int:
         rows = max(product, block.normed + block.low("gate_up"))
         return _rstd(block) + gate_up + rows
     product = block.low("down") if block.experts.shared_gate else product
-    routed = float32_bytes(block.tokens * block.experts.per_token) + block.through_experts
+    routed = float32_bytes(block.tokens * block.experts.per_token)
+    routed += block.through_experts if block.ep == 1 else 0
     dense = gate_up + max(product, block.low("gate_up")) if block.f else 0
     return _rstd(block) + block.routed_rows + block.normed + max(routed, dense)
 
@@ -159,6 +165,9 @@ def _formulas(of_all: Formula, *, sums: bool) -> dict[str, Formula]:
         "mlp_part_forward": _mlp_forward,
         "mlp_part_recompute": _mlp_recompute,
         "experts_part_recompute": _mlp_recompute,
+        "mlp_part_dispatch_forward": _mlp_recompute,
+        "mlp_part_combine_forward": _mlp_combine,
+        "mlp_part_dispatch_backward": _mlp_recompute,
         "mlp_part_backward": partial(_mlp_backward, sums=sums),
         "add_parts": _none,
         "norm_parts_backward": partial(_norm_backward, sums=sums),

@@ -39,8 +39,9 @@ class PartSums(TaskBlocks):
 
     def __init__(self, spec: ModelSpec, workload: Workload, recipe: Recipe, cut: StageCut) -> None:
         layout = cut.layout
-        super().__init__(PartedSpec.of(spec, layout.tp, layout.num_parts), workload, recipe, cut)
-        self.calls = KernelCalls(self.builder, self.spec.part, self.workload, recipe)
+        parted = PartedSpec.of(spec, layout.ep, tp=layout.tp, parts=layout.num_parts)
+        super().__init__(parted, workload, recipe, cut)
+        self.calls = KernelCalls(self.builder, self.spec.part, self.workload, recipe, layout)
 
     def model_flops(self) -> int:
         return model_flops_per_step(self.spec.whole, self.workload, self.recipe)
@@ -58,7 +59,8 @@ class PartSums(TaskBlocks):
         """Where a chunk's contribution to a group's gradient is added to."""
         if group not in self.trained:
             return []
-        return [self.builder.accumulate(name, self.shapes.sum_of(f"grad.{group}", chunk))]
+        tensor = self.shapes.sum_of(self.shapes.contributed_to(group), chunk)
+        return [self.builder.accumulate(name, tensor)]
 
     def _after_group(self, group: str, round_: int) -> None:
         if self._completes and group in self.trained:

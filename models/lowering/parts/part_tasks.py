@@ -22,6 +22,7 @@ from twinstream.models.lowering.parts.part_shapes import (
 )
 from twinstream.models.lowering.parts.part_sums import PartSums
 from twinstream.models.recipes.adapter_layout import adapter_group, lora_of_layer
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.ops import Attribute, Label, TaskOperand
 
 
@@ -64,6 +65,13 @@ class PartTasks(PartSums):
 
     def _forward_layer(self, round_: int, layer: int) -> None:
         self._forward_attention(layer)
+        self._forward_mlp(layer)
+        for chunk in self._chunks():
+            x_o, output = f"x_o.{layer}.{chunk}", self.shapes.hidden(layer + 1, chunk)
+            self._add_up("mlp_added", chunk, layer, x_o, output)
+
+    def _forward_mlp(self, layer: int) -> None:
+        """All chunks up to the pieces of the output."""
         for chunk in self._prepared(self._chunks(), partial(self._add_attention, layer)):
             for number in range(self.spec.parts_each):
                 operands = [
@@ -75,9 +83,6 @@ class PartTasks(PartSums):
                 call = self.calls.block("mlp_part_forward", chunk, layer)
                 self._task("mlp_forward", chunk, layer, call, operands, number)
             self._exchange_pieces("mlp", chunk, layer)
-        for chunk in self._chunks():
-            x_o, output = f"x_o.{layer}.{chunk}", self.shapes.hidden(layer + 1, chunk)
-            self._add_up("mlp_added", chunk, layer, x_o, output)
 
     def _add_attention(self, layer: int, chunk: int) -> None:
         hidden, x_o = self.shapes.hidden(layer, chunk), f"x_o.{layer}.{chunk}"
@@ -102,16 +107,19 @@ class PartTasks(PartSums):
             self._exchange_pieces("attention", chunk, layer)
 
     def _backward_layer(self, round_: int, layer: int) -> None:
-        for chunk in self._prepared(self._chunks_reversed(), partial(self._gather_x_o, layer)):
-            for number in range(self.spec.parts_each):
-                self._mlp_backward(layer, chunk, number)
-            self._exchange_pieces("mlp_backward", chunk, layer)
+        self._backward_mlp(layer)
         self._backward_attention(layer)
         for chunk in self._chunks_reversed():
             self._norm_backward("attention_norm", chunk, layer, self.shapes.hidden(layer, chunk))
         adapters = self.spec.adapter_parts(adapter_group(layer))
         for group in (*reversed(self.spec.layer_groups(layer)), *reversed(adapters)):
             self._after_group(group, round_)
+
+    def _backward_mlp(self, layer: int) -> None:
+        for chunk in self._prepared(self._chunks_reversed(), partial(self._gather_x_o, layer)):
+            for number in range(self.spec.parts_each):
+                self._mlp_backward(layer, chunk, number)
+            self._exchange_pieces("mlp_backward", chunk, layer)
 
     def _gather_x_o(self, layer: int, chunk: int) -> None:
         self._gather_rows("x_o_again", layer, f"x_o.{layer}.{chunk}", chunk)
@@ -136,15 +144,17 @@ class PartTasks(PartSums):
         inputs = [*self._mlp_inputs(layer, chunk, number), *self._routes(layer, chunk)]
         made = [*inputs, *self._gate_up(builder.again, layer, chunk, number)]
         place = (chunk, layer, number)
-        if self.shapes.with_experts(layer):
+        if self._keeps_experts(layer):
             experts = [one for one in made if one.name != "projections"]
             again = self.calls.block("experts_part_recompute", chunk, layer)
             self._recompute("mlp", place, again, experts, ("EXPERTS",))
-        again = self.calls.block("mlp_part_recompute", chunk, layer)
-        self._recompute("mlp", place, again, made, ("ATTENTION", "INPUT"))
+        if len(made) > len(inputs):  # or there is nothing to make again
+            again = self.calls.block("mlp_part_recompute", chunk, layer)
+            self._recompute("mlp", place, again, made, ("ATTENTION", "INPUT"))
         operands = [
             *inputs,
             *self._gate_up(builder.read, layer, chunk, number),
+            *self._expert_projections(layer, chunk),
             self._d_hidden(chunk),
             *self._mlp_gradients(layer, number, chunk),
             self._piece(chunk, number),
@@ -201,11 +211,15 @@ class PartTasks(PartSums):
     def _mlp_inputs(self, layer: int, chunk: int, number: int) -> list[TaskOperand]:
         read, parameters = self.builder.read, self.shapes.parameters
         found = self._weights(layer, number)
-        if self.shapes.with_experts(layer):
+        if self._keeps_experts(layer):
             found.append(read("experts", parameters(f"{layer}{EXPERTS}{PART}{number}")))
         if not self._has_dense(layer):
             found = [one for one in found if one.name != "parameters"]
         return [*found, read("x_o", self.shapes.whole(f"x_o.{layer}.{chunk}", chunk))]
+
+    def _expert_projections(self, layer: int, chunk: int) -> list[TaskOperand]:
+        """What comes back of rows that were sent: here none are."""
+        return []
 
     def _has_dense(self, layer: int) -> bool:
         """Whether a layer has a network that all tokens go through."""
@@ -225,15 +239,16 @@ class PartTasks(PartSums):
         """Gate and up of the network of all tokens, and those of experts."""
         where = f"{layer}.{chunk}{PART}{number}"
         found = [use("projections", f"gate_up.{where}")] if self._has_dense(layer) else []
-        if self.shapes.with_experts(layer):
+        if self._keeps_experts(layer):
             found.append(use("expert_projections", f"experts.{where}"))
         return found
 
     def _mlp_gradients(self, layer: int, number: int, chunk: int) -> list[TaskOperand]:
-        group, has_dense = f"{layer}{EXPERTS}{PART}{number}", self._has_dense(layer)
+        group, keeps = f"{layer}{EXPERTS}{PART}{number}", self._keeps_experts(layer)
+        has_dense = self._has_dense(layer)
         return [
             *(self._gradient_of(f"{layer}{PART}{number}", chunk) if has_dense else []),
-            *self._gradient_of(group, chunk, "expert_gradients"),
+            *(self._gradient_of(group, chunk, "expert_gradients") if keeps else []),
             *self._adapter_gradients(layer, number, chunk),
         ]
 
@@ -364,3 +379,9 @@ class PartTasks(PartSums):
     @property
     def _head_attributes(self) -> dict[str, Attribute]:
         return {"norm_eps": self.spec.norm_eps, "row_slice": self._row_slice}
+
+
+def runs_parts(recipe: Recipe) -> bool:
+    """Whether a recipe names kernels of ours, which compute parts of blocks."""
+    kernels = recipe.kernels
+    return kernels is not None and kernels.vector != "megatron"

@@ -126,21 +126,23 @@ class SequenceTasks(PartTasks):
     def __init__(self, spec: ModelSpec, workload: Workload, recipe: Recipe, cut: StageCut) -> None:
         super().__init__(spec, workload, recipe, cut)
         self._chunks_each //= cut.layout.cp
-        told = self.builder, self.spec.part, self.workload, recipe
+        told = self.builder, self.spec.part, self.workload, recipe, cut.layout
         self.calls = SliceCalls(*told, shapes=self.shapes)
 
     def _declare(self) -> None:
         super()._declare()
         builder, shapes = self.builder, self.shapes
         sizes = {tensor.tensor_id: tensor.size_bytes for tensor in builder.tensors}
-        self._gradient_bytes = {group: sizes[f"grad.{group}"] for group in shapes.trained}
+        self._gradient_bytes = {
+            group: sizes[shapes.contributed_to(group)] for group in shapes.trained
+        }
         for part in range(shapes.parts_of_sequence):
             for name in ("loss", _LATER):
                 own = shapes.of_sequence_part(name, part)
                 if own != "loss":
                     builder.declare(dense_tensor(own, "loss", "float32", (1,)))
             for group, size in self._gradient_bytes.items() if part else ():
-                own = shapes.of_sequence_part(f"grad.{group}", part)
+                own = shapes.of_sequence_part(shapes.contributed_to(group), part)
                 builder.declare_flat(own, size, "gradient", shapes.gradient_dtype)
 
     def _declare_contexts(self) -> None:
@@ -358,10 +360,10 @@ class SequenceTasks(PartTasks):
 
     def _add_up_own(self, group: str) -> None:
         super()._add_up_own(group)
-        tensor, dtype = f"grad.{group}", self.shapes.gradient_dtype
+        shapes, dtype = self.shapes, self.shapes.gradient_dtype
         count = self._gradient_bytes[group] // ITEMSIZE_BYTES[dtype]
-        sums = self.shapes.sums(tensor)
-        self._add_pairwise(tensor, sums, count, dtype, self.spec.layer_of(group))
+        sums = shapes.sums(shapes.contributed_to(group))
+        self._add_pairwise(f"grad.{group}", sums, count, dtype, self.spec.layer_of(group))
 
     def _add_pairwise(
         self, what: str, sums: list[str], count: int, dtype: str, layer: int | None

@@ -3,7 +3,10 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
+from tests.executor.ranks import test_context_parallel
+from tests.executor.ranks.test_context_parallel import laid as cp_laid
 from tests.executor.ranks.test_expert_parallel import (
     BIASED,
     EXPERTS_FROZEN,
@@ -19,8 +22,9 @@ from tests.executor.ranks.test_tensor_parallel import (
     assert_near_whole_blocks,
     case_of,
     laid,
+    trained,
 )
-from tests.executor.ranks.trained import Case, planned_ranks
+from tests.executor.ranks.trained import WORKLOAD, Case, planned_ranks
 from twinstream.models.layouts.layout import Layout
 from twinstream.models.options import Experts
 from twinstream.models.recipes.lora import lora_of
@@ -29,6 +33,7 @@ from twinstream.schedule.document import Caps
 
 ADAPTERS = Recipe(kernels=KernelChoice(), lora=lora_of("r=2,targets=q,v,experts"))
 ALL_ADAPTERS = Recipe(kernels=KernelChoice(), lora=lora_of("r=2,targets=q,o,gate,down,experts"))
+NF4_OF_ATTENTION = Recipe(kernels=KernelChoice(), lora=lora_of("r=2,targets=q,v"), base="nf4")
 NF4 = ADAPTERS.model_copy(update={"base": "nf4"})
 
 
@@ -82,6 +87,56 @@ def test_the_transports_sums_are_near_a_whole_block_s(two, four, layout):
     assert_near_whole_blocks(
         of(layout, experts=GATED, dtype="float32"), two if layout.num_gpus == 2 else four
     )
+
+
+def shared(tp: int, ep: int = 2, **fields: object) -> Layout:
+    return laid(tp, **{"parts": tp, "dp": ep, "ep": ep, **fields})
+
+
+@pytest.mark.parametrize(
+    ("layout", "recipe", "experts"),
+    [
+        (shared(1), CLIPS, GATED), (shared(2), CLIPS, WIDE), (shared(2), MASTER, GATED),
+        (shared(2, zero=3), LION, BIASED), (shared(2), EXPERTS_FROZEN, GATED),
+        (shared(2, zero=1), OTHERS_FROZEN, WIDE), (shared(1, dp=4, zero=1), CLIPS, BIASED),
+        (shared(1, pp=2), CLIPS, GATED), (shared(1, ep=4), CLIPS, WIDE),
+        (shared(1, zero=3), NF4_OF_ATTENTION, WIDE),
+    ],
+    ids=lambda one: one.text.replace(" ", "-") if isinstance(one, Layout) else "",
+)  # fmt: skip
+def test_parts_with_shared_experts_have_the_bits_of_parts_with_all(
+    two, four, layout, recipe, experts
+):
+    recipe = recipe.model_copy(update={"kernels": KernelChoice()})
+    assert_as_one_process(of(layout, recipe, experts), two if layout.num_gpus == 2 else four)
+
+
+@pytest.mark.parametrize(
+    ("layout", "recipe", "experts"),
+    [
+        (cp_laid(1, 2, dp=2, ep=2), CLIPS, WIDE), (cp_laid(2, 2, dp=2, ep=2), MASTER, GATED),
+        (cp_laid(2, 4, dp=2, ep=2, zero=3), LION, BIASED), (cp_laid(2, 4), CLIPS, GATED),
+        (cp_laid(2, 2, tp=2, parts=2), CLIPS, BIASED),
+    ],
+    ids=lambda one: one.text.replace(" ", "-") if isinstance(one, Layout) else "",
+)  # fmt: skip
+def test_slices_with_experts_have_the_bits_of_one_process(two, four, layout, recipe, experts):
+    case = test_context_parallel.case_of(layout, recipe, preset="tiny-experts", experts=experts)
+    test_context_parallel.assert_as_one_process(case, two if layout.num_gpus == 2 else four)
+
+
+@pytest.mark.parametrize("ep", [2, 4])
+def test_pairs_of_replicas_with_shared_experts_have_the_bits_of_those_with_all(four, ep):
+    cases = [
+        replace(
+            test_context_parallel.case_of(cp_laid(1, 2, dp=4, ep=one), preset="tiny-experts"),
+            experts=WIDE, workload=WORKLOAD,
+        )
+        for one in (1, ep)
+    ]  # fmt: skip
+    (losses, norms, state), found = (trained(case, four) for case in cases)
+    assert found[:2] == (losses, norms)
+    assert all(torch.equal(found[2][name], flat) for name, flat in state.items())
 
 
 def test_parts_of_experts_move_to_the_host_and_keep_their_bits(two):

@@ -19,7 +19,7 @@ from tests.executor.ranks.trained import (
 from twinstream.clusters.conforms import require_conforming
 from twinstream.executor.launch.rank_processes import RankProcesses
 from twinstream.executor.ranks.rank_run import RankOutcome
-from twinstream.executor.state.parted_state import RankStates
+from twinstream.executor.state.parted_state import RankStates, place_of
 from twinstream.executor.state.training_state import State
 from twinstream.models.layouts.layout import Layout
 from twinstream.models.lowering.lower import lower
@@ -59,7 +59,7 @@ def trained(case: Case, processes: RankProcesses) -> tuple[list[list[float]], li
     outcomes = train_ranks(case, processes)
     losses = []
     for replica in range(case.layout.dp):
-        of_replica = [o for o in outcomes if o.coordinates.get("dp", 0) == replica]
+        of_replica = [o for o in outcomes if place_of(o.coordinates, case.layout.ep)[0] == replica]
         told = [numbers(o, "loss") for o in of_replica if numbers(o, "loss")]
         assert told
         assert all(one == told[0] for one in told)

@@ -22,9 +22,10 @@ from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.residence import written_names
 from twinstream.measures.wear import wear_notes
 from twinstream.models.decoders.spec import ModelSpec
-from twinstream.models.layout import EXPERTS, PART
+from twinstream.models.layout import PART
 from twinstream.models.layouts.layout import Layout, LayoutError
 from twinstream.models.lowering.parts.expert_tasks import CAME
+from twinstream.models.lowering.sharding import shares_experts
 from twinstream.models.recipes.recipe import OptimizerPlace, Recipe
 from twinstream.planner.request import TrainingStep, caps_of, require_use_of_disk
 from twinstream.schedule.analysis.comparison import compare
@@ -122,9 +123,10 @@ class RanksPlan(StepPlan):
             for item in part.carried:
                 whole = tensors[tensors[item.tensor].parent or item.tensor]
                 if whole.role in times:
-                    ranks = (tp if PART in whole.tensor_id else 1) * times[whole.role]
-                    shared = ep > 1 and whole.tensor_id.endswith(EXPERTS)
-                    sizes[whole.tensor_id] = whole.size_bytes * (ep if shared else ranks)
+                    ranks = tp if PART in whole.tensor_id else 1
+                    shared = shares_experts(self.layout, whole.tensor_id)
+                    ranks *= ep if shared else times[whole.role]
+                    sizes[whole.tensor_id] = whole.size_bytes * ranks
         return sum(sizes[name] for name in written_names(list(sizes)))
 
     @property
