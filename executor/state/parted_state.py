@@ -137,9 +137,10 @@ class RankStates:
 
     def _is_whole(self, group: str) -> bool:
         """Whether all ranks that the model is split over have all of a group."""
-        return self.split is None or (
-            self._groups(group) == [group] and self.split.part_of(group, 0) is None
-        )
+        if self.split is None:
+            return True
+        is_one = self._groups(group) == [group] and self.split.part_of(group, 0) is None
+        return is_one and not shares_experts(self.layout, group)
 
     def _groups(self, group: str) -> list[str]:
         """Those of a rank that are of a whole group."""
@@ -147,11 +148,6 @@ class RankStates:
             return [group]
         groups = all_groups(self.split, self.recipe)
         return [own for own in groups if whole_group(own) == group]
-
-    def _is_whole(self, group: str) -> bool:
-        """Whether each rank has all of a group."""
-        is_one = self._groups(group) == [group] and self._split.part_of(group, 0) is None
-        return is_one and not shares_experts(self.layout, group)
 
     @property
     def _split(self) -> SharedSpec:
