@@ -23,7 +23,13 @@ from twinstream.planner.search.cut_planner import CutPlanner
 from twinstream.planner.search.cuts import Cuts, StepCut
 from twinstream.planner.search.search import search
 from twinstream.planner.search.tokens import proposed_tokens
-from twinstream.planner.update_places import likely_splits, placed_updates, require_on_host
+from twinstream.planner.update_places import (
+    groups_on_host,
+    likely_splits,
+    placed_as,
+    placed_updates,
+    require_on_host,
+)
 from twinstream.planner.warm_start import fits, require_same_step
 from twinstream.schedule.document import Caps, RankSchedule, Schedule, UpdatePlan
 from twinstream.schedule.proof.verify import require_safe_rank
@@ -129,7 +135,8 @@ class Planner:
             request = request.with_tokens(tokens)
         if own_step:
             return request
-        if request.choices.optimizer != "recipe":
+        is_optimal = request.policy == DEFAULT_POLICY
+        if request.choices.optimizer != "recipe" or (is_optimal and request.recipe.uses_host):
             require_on_host(request)
         if request.choices.optimizer == "host":
             request = placed_updates(request, trained_groups(request.spec, request.recipe))
@@ -180,7 +187,7 @@ class Planner:
         _, best = min(plans, key=lambda one: one[0])
         places = UpdatePlan(
             groups=len(groups),
-            groups_on_host=len(Recipe.model_validate(best.recipe).host_groups),
+            groups_on_host=groups_on_host(Recipe.model_validate(best.recipe), groups),
             device_step_s=steps_s[0],
             host_step_s=steps_s[1],
         )
@@ -232,7 +239,7 @@ class Planner:
             schedule, chain = found
             bound = cuts.step_bound_of(chain.workload)
             return proven(schedule.model_copy(update={"policy": "optimal"}), chain, bound)
-        streams = request.choices.open and not request.recipe.host_groups
+        streams = request.choices.open and not request.recipe.uses_host
         if streams and cuts.is_possible:
             workload = smallest_workload(cuts)
             chain = lower(request.spec, workload, request.recipe)
@@ -274,9 +281,10 @@ def _placed_as(known: RankSchedule, request: PlanRequest) -> PlanRequest:
     """The request with the optimizer where a known plan has it, if that may be."""
     if request.policy != DEFAULT_POLICY:
         return request
-    if request.choices.optimizer == "auto":
-        groups = Recipe.model_validate(known.recipe).host_groups
-        return placed_updates(request, groups)
+    was, trained = Recipe.model_validate(known.recipe), trained_groups(request.spec, request.recipe)
+    there, asked = ([r.updates_on_host(g) for g in trained] for r in (was, request.recipe))
+    if request.choices.optimizer == "auto" or (was.uses_host and there == asked):
+        return placed_as(request, was)  # documents of before list all groups
     placed = request.placed(ON_DEVICE)
     alike = (each for each in placed if each.recipe.optimizer == known.recipe.get("optimizer"))
     return next(alike, placed[0])

@@ -177,7 +177,8 @@ class PlanRequest:
     def placed(self, places: tuple[OptimizerPlace, ...]) -> tuple[PlanRequest, ...]:
         """One for each of the places where the recipe may have the optimizer: alone as it is.
 
-        It is open in a recipe that names a place where it cannot be.
+        It is open in a recipe that names a place where it cannot be. `optimal` has all updates on
+        the host, too, where the recipe says so.
 
         Raises:
             ChoiceError: the recipe clips, which is possible in none of the places.
@@ -189,7 +190,9 @@ class PlanRequest:
                 f"policy '{self.policy}' has the optimizer '{places[0]}', which cannot clip "
                 "gradients: plan with another policy, or without clipping"
             )
-        if recipe.optimizer in possible:
+        usual = self.policy == DEFAULT_POLICY
+        kept = recipe.places_among((*places, "host")) if usual else possible
+        if recipe.optimizer in kept:
             possible = (recipe.optimizer,)
         recipes = [recipe.model_copy(update={"optimizer": place}) for place in possible]
         return tuple(replace(self, step=replace(self.step, recipe=each)) for each in recipes)

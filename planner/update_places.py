@@ -17,9 +17,18 @@ _SHARES = (0.5, 0.75, 1.0, 1.25)  # of the share that the program has on the hos
 def placed_updates(
     request: PlanRequest, groups: Sequence[str] = (), where: UpdatePlaces = "recipe"
 ) -> PlanRequest:
-    """Return the request with the updates of these groups on the host, and of others as it says."""
+    """Return the request with the updates of these groups on the host, and of others on the
+    device."""
+    if set(groups) == set(trained_groups(request.spec, request.recipe)):
+        return placed_as(request, Recipe(optimizer="host"), where)
+    return placed_as(request, Recipe(host_groups=tuple(groups)), where)
+
+
+def placed_as(request: PlanRequest, other: Recipe, where: UpdatePlaces = "recipe") -> PlanRequest:
+    """Return the request with updates where another recipe has them."""
     choices = replace(request.choices, optimizer=where)
-    recipe = request.recipe.model_copy(update={"host_groups": tuple(sorted(groups))})
+    places = {"optimizer": other.optimizer, "host_groups": other.host_groups}
+    recipe = request.recipe.model_copy(update=places)
     return replace(request, choices=choices, step=replace(request.step, recipe=recipe))
 
 
@@ -33,7 +42,7 @@ def why_not_on_host(request: PlanRequest) -> str | None:
         )
     if not recipe.places_among(("host",)):
         return "Muon's matrix products are the device's"
-    if recipe.optimizer != "device":
+    if recipe.optimizer not in ("device", "host"):
         return f"the recipe has the optimizer '{recipe.optimizer}'"
     if request.machine.pool_bytes is not None:
         return f"{request.machine.name} has one memory"
@@ -50,7 +59,9 @@ def require_on_host(request: PlanRequest) -> None:
         ChoiceError: no update of the request can be the host's.
     """
     if (why := why_not_on_host(request)) is not None:
-        raise ChoiceError(f"updates on the host (--optimizer {request.choices.optimizer}): {why}")
+        asked = request.choices.optimizer
+        flag = f"--optimizer {'host' if asked == 'recipe' else asked}"
+        raise ChoiceError(f"updates on the host ({flag}): {why}")
 
 
 def groups_on_host(recipe: Recipe, groups: Sequence[str]) -> int:

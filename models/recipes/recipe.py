@@ -104,7 +104,8 @@ class Recipe(Node):
     gradients of all rounds added up there.
 
     Of `host_groups` the host CPU makes the updates where `optimizer` is `device`: of some groups on
-    the host, of the others on the device.
+    the host, of the others on the device. All of them on the host is `optimizer` `host`; documents
+    of before may list them all.
 
     With `clips` all gradients are scaled so that their norm, over all of them, is at most that of
     the step: a number of `step_state`, as the learning rate. All updates follow the norm then.
@@ -192,8 +193,7 @@ class Recipe(Node):
                 "update", "{rule} keeps its state in the model's dtype: a state of {state} is of "
                 "AdamW", {"rule": rule_text(self.update), "state": self.optimizer_state},
             )  # fmt: skip
-        on_host = self.optimizer.startswith("host") or self.host_groups
-        if self.update == "muon" and on_host:
+        if self.update == "muon" and self.uses_host:
             raise PydanticCustomError(
                 "update", "Muon's matrix products are the device's: updates on the host CPU are of "
                 "AdamW, SGD, Lion and rules of one's own",
@@ -223,6 +223,11 @@ class Recipe(Node):
                 not group.startswith(ADAPTERS) and whole_group(group) not in self.lora.saved_groups
             )
         return False
+
+    @property
+    def uses_host(self) -> bool:
+        """Whether the host CPU makes any updates."""
+        return self.optimizer.startswith("host") or bool(self.host_groups)
 
     def updates_on_host(self, group: str) -> bool:
         """Whether the host CPU makes the update of a group."""

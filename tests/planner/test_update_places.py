@@ -116,3 +116,18 @@ def test_what_cannot_be_on_the_host_is_refused(
     )  # fmt: skip
     with pytest.raises(ChoiceError, match=why):
         Planner(steady_state).plan(replace(request))
+
+
+def test_all_on_the_host_is_said_in_one_way_and_lists_of_before_are_the_same_plan() -> None:
+    """Files of before list all groups; `optimal` keeps them on the host where the recipe says."""
+    asked, every = plan("host"), trained_groups(SPEC, Recipe())
+    assert asked.recipe["optimizer"] == "host" and "host_groups" not in asked.recipe
+    listed = plan("recipe", step_with(every))
+    said = plan("recipe", step_with(optimizer="host"))
+    assert said == asked
+    assert listed.ops == asked.ops and listed.slots == asked.slots
+    back = plan_step(
+        SPEC, step_with(optimizer="host"), LINKED, CAPS,
+        choices=Choices(effort="quick", optimizer="auto"), known=[listed],
+    )  # fmt: skip
+    assert back.places is not None and back.places.groups_on_host < len(every)

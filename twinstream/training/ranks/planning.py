@@ -246,7 +246,7 @@ def plan_ranks(
     workloads = [was] if was is not None else workloads_of(options, here, spec, recipe, data)
     # where updates are made does not change their bits; ranks make them after the backward pass
     place: OptimizerPlace = "device_after_backward" if recipe.clips else "device"
-    recipe = recipe.model_copy(update={"optimizer": place})
+    recipe = recipe.model_copy(update={"optimizer": place, "host_groups": ()})
     try:
         return planned_for_ranks(options, here, spec, recipe, workloads)
     except LayoutError:
