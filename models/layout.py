@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
-from typing import Protocol
+from typing import Literal, Protocol
 
 ALIGNMENT_BYTES = 256
 _FLOAT32_BYTES = 4
@@ -12,6 +12,7 @@ EMBEDDING, HEAD = "embedding", "head"  # groups outside the blocks
 ADAPTERS = "lora."  # begins the name of a group of adapters
 EXPERTS = ".experts"  # ends the name of the group of a layer's experts
 ROUTER_BIAS = ".bias"  # ends that of its router's untrained bias
+AdapterHalf = Literal["shared", "own", "dense", "experts"]  # of a layer's, what a group has
 PART = ".tp"  # and a number: ends that of a part of a group that tensor parallelism splits
 # What every part of a block reads.
 _OF_ALL_PARTS = ("attention_norm", "q_norm", "k_norm", "ffn_norm", "router", "shared_gate")
@@ -204,10 +205,16 @@ def layer_of(group: str) -> int | None:
 def whole_group(name: str) -> str:
     """The group that a name of one of its parts is of; or of a tensor of one.
 
-    >>> whole_group("param.3.tp1"), whole_group("head")
-    ('param.3', 'head')
+    >>> whole_group("param.3.tp1"), whole_group("lora.3.experts"), whole_group("head")
+    ('param.3', 'lora.3', 'head')
     """
-    return name.partition(PART)[0]
+    whole = name.partition(PART)[0]
+    return whole.removesuffix(EXPERTS) if ADAPTERS in whole else whole
+
+
+def is_of_experts(group: str) -> bool:
+    """Whether a group has experts alone, or their adapters; or is a part of one that has."""
+    return group.partition(PART)[0].endswith(EXPERTS)
 
 
 def padded_vocab(vocab_size: int, tp: int) -> int:

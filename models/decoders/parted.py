@@ -20,8 +20,10 @@ from twinstream.models.layout import (
     EXPERTS,
     HEAD,
     PART,
+    AdapterHalf,
     FlatLayout,
     experts_layout,
+    is_of_experts,
     packed_layout,
     part_layout,
     shared_layout,
@@ -66,15 +68,32 @@ class SharedSpec(ModelSpec):
 
     def group_layout(self, group: str) -> FlatLayout:
         """How the parameters of a group of a rank lie."""
-        whole, sizes = whole_group(group), self.part
-        if sizes.experts is not None and whole.endswith(EXPERTS):
-            share = sizes.experts.model_copy(update={"count": sizes.experts.count // self.ep})
-            sizes = sizes.model_copy(update={"experts": share})
-        return sizes.group_layout(whole)
+        sizes = self.share if is_of_experts(group) else self.part
+        return sizes.group_layout(whole_group(group))
+
+    @cached_property
+    def share(self) -> ModelSpec:
+        """The sizes of one part, with as many experts as a rank has."""
+        if (experts := self.part.experts) is None:
+            return self.part
+        own = experts.model_copy(update={"count": experts.count // self.ep})
+        return self.part.model_copy(update={"experts": own})
+
+    def adapter_sizes(self, layer: int) -> ModelSpec:
+        """Those of a rank."""
+        return self.share.layer(layer)
+
+    def adapter_parts(self, group: str) -> tuple[str, ...]:
+        """Adapters that all ranks have of a layer, then those of a rank's experts."""
+        return (group, f"{group}{EXPERTS}")
+
+    def adapter_half(self, group: str) -> AdapterHalf | None:
+        """Which of a layer's adapters are in a group."""
+        return "experts" if is_of_experts(group) else "dense"
 
     def updated_apart(self, group: str) -> bool:
         """Whether each matrix of a group is updated by itself: a rank's lie apart in the whole."""
-        return self.ep > 1 and whole_group(group).endswith(EXPERTS)
+        return self.ep > 1 and is_of_experts(group)
 
     def ref(self) -> ModelRef:
         """What documents say of the whole model."""
@@ -130,6 +149,10 @@ class PartedSpec(SharedSpec):
     def adapter_parts(self, group: str) -> tuple[str, ...]:
         """What all parts read of a layer's adapters, then parts."""
         return (group, *self.parts_of(group))
+
+    def adapter_half(self, group: str) -> AdapterHalf | None:
+        """Which of a layer's adapters are in a group."""
+        return "own" if PART in group else "shared"
 
     def layer_groups(self, layer: int) -> tuple[str, ...]:
         """What all parts read, then parts; of experts likewise."""

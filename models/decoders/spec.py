@@ -21,6 +21,7 @@ from twinstream.models.decoders.sizes import DecoderFields, layer_parameters, ou
 from twinstream.models.layout import (
     EXPERTS,
     ROUTER_BIAS,
+    AdapterHalf,
     FlatLayout,
     bias_layout,
     block_layout,
@@ -208,6 +209,10 @@ class ModelSpec(DecoderFields):
     def adapter_parts(self, group: str) -> tuple[str, ...]:
         """Groups of adapters that a rank has of a layer's: that itself, and parts of it."""
         return (group,)
+
+    def adapter_half(self, group: str) -> AdapterHalf | None:
+        """Which of a layer's adapters are in a group; None if all are."""
+        return None
 
     def updated_apart(self, group: str) -> bool:
         """Whether each matrix of a group is updated by itself, wherever the others lie."""

@@ -67,13 +67,17 @@ class ExpertWork:
         """Gate, up and down of every row."""
         d, f = self.spec.d_model, self.experts.d_ff
         swiglu = self._moved("swiglu", 3 * self._rows * f)
-        return (self._grouped(2 * f, d), swiglu, self._grouped(d, f))
+        return (
+            self._grouped(2 * f, d), *self._shares("experts_gate_up"), swiglu,
+            self._grouped(d, f), *self._shares("experts_down"),
+        )  # fmt: skip
 
     def products_backward(self, *, frozen_experts: bool) -> tuple[Work, ...]:
         """Gate and up again; the products of backward; the gradients of both matrices."""
         d, f = self.spec.d_model, self.experts.d_ff
         weights = () if frozen_experts else (self._gradient(d, f), self._gradient(2 * f, d))
-        return (self._grouped(2 * f, d), *self._back_through_products(), *weights)
+        again = (self._grouped(2 * f, d), *self._shares("experts_gate_up"))
+        return (*again, *self._back_through_products(), *weights, *self._adapters_backward())
 
     def _back_through_products(self) -> tuple[Work, ...]:
         rows, d, f = self._rows, self.spec.d_model, self.experts.d_ff
@@ -112,7 +116,7 @@ class ExpertWork:
             self._scores(_GRADIENT_OPS),
             matmul_work(self.spec, t, d, self.experts.count, accumulate=True),
             *self._shared_backward(frozen=frozen),
-            *self._adapters_backward(),
+            *(self._adapters_backward() if self.ep == 1 else ()),
             *self.weight_gradients(frozen=frozen, frozen_experts=frozen_experts),
         )
 
@@ -130,7 +134,7 @@ class ExpertWork:
             self._moved("permute", (self._rows + t) * d),
             *([self._moved("residual", 3 * t * d)] if shared else []),
             *([self._moved("weigh", 4 * t * shared)] if self.experts.shared_gate else []),
-            *self._adapters_backward(),
+            *(self._adapters_backward() if self.ep == 1 else ()),
             *self.weight_gradients(frozen=True, frozen_experts=frozen),
         )  # fmt: skip
 

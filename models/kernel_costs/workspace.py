@@ -130,7 +130,8 @@ def _experts_forward(attributes: Attributes) -> int:
     assert block.experts is not None
     own = block.experts.count // block.ep * block.experts.d_ff * block.d * block.itemsize
     anew = aligned(2 * own) + aligned(own) if block.experts_base != "model" else 0
-    return block.rows(2 * block.experts.d_ff) + block.rows(block.experts.d_ff) + anew
+    widths = (2 * block.experts.d_ff, block.experts.d_ff, block.expert_rank)
+    return sum(map(block.rows, widths)) + anew
 
 
 def _shared_experts_backward(attributes: Attributes) -> int:
@@ -207,7 +208,7 @@ def _experts_backward(
     """
     tokens, itemsize = block.tokens, block.itemsize
     logits = aligned(tokens * experts.count * itemsize) + float32_bytes(tokens * experts.per_token)
-    routed = logits + (block.rows(block.expert_rank) if block.ep > 1 else block.through_experts)
+    routed = logits + (0 if block.ep > 1 else block.through_experts)
     gate_up = aligned(tokens * itemsize) + aligned(tokens * 2 * block.f * itemsize)
     product = 0 if experts.shared_gate else product
     of_all = gate_up + max(product + block.low("down"), block.low("gate_up")) if block.f else 0

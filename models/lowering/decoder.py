@@ -18,7 +18,6 @@ from twinstream.models.providers.flops import (
 )
 from twinstream.models.recipes.adapter_layout import (
     adapter_group,
-    lora_of_layer,
 )
 from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.chain import Output
@@ -165,7 +164,7 @@ class DecoderLowering(StepLowering):
         if self.shapes.with_experts(layer):
             group = f"{layer}{EXPERTS}"
             operands.append(self.builder.read("experts", self.shapes.parameters(group)))
-        if lora_of_layer(self.spec, self.recipe.lora, layer) is not None:
+        if adapter_group(layer) in self.shapes.groups:
             adapters = self.shapes.parameters(adapter_group(layer))
             operands.append(self.builder.read("adapters", adapters))
         if self.workload.packing is not None:
@@ -268,7 +267,8 @@ class DecoderLowering(StepLowering):
         return frozenset(self.spec.layer_groups(layer)) - self.trained
 
     def _after_layer(self, round_: int, layer: int) -> None:
-        for group in (*reversed(self.spec.layer_groups(layer)), adapter_group(layer)):
+        adapters = self.spec.adapter_parts(adapter_group(layer))
+        for group in (*reversed(self.spec.layer_groups(layer)), *adapters):
             self._after_group(group, round_)
 
     def _expert_projections(self, layer: int, chunk: int) -> list[TaskOperand]:

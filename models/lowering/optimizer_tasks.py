@@ -18,6 +18,7 @@ from twinstream.models.kernel_costs.work import (
     gradient_norm_work,
     gradient_squares_work,
 )
+from twinstream.models.layout import whole_group
 from twinstream.models.lowering.chain_builder import ChainBuilder, UseMode
 from twinstream.models.lowering.declarations import (
     STEP_STATE_BYTES,
@@ -241,7 +242,7 @@ class OptimizerTasks(GroupLife[TaskOperand]):
             "dtype": spec.dtype,
             "num_elements": part.num_elements,
             "element_offset": part.element_offset,
-            "tensor_seed": zlib.crc32(f"param.{group}".encode()),
+            "tensor_seed": zlib.crc32(f"param.{whole_group(group)}".encode()),
             "beta1": recipe.beta1,
             "beta2": recipe.beta2,
             "eps": recipe.eps,

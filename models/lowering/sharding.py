@@ -18,7 +18,7 @@ from twinstream.models.kernel_costs.scratch_sizes import (
     CODE_BLOCK_ELEMENTS,
     SUM_SHARE_ELEMENTS,
 )
-from twinstream.models.layout import EXPERTS, whole_group
+from twinstream.models.layout import is_of_experts
 from twinstream.models.layouts.layout import Layout
 from twinstream.models.recipes.recipe import Recipe
 
@@ -58,7 +58,7 @@ class Sharding:
 
 def shares_experts(layout: Layout, group: str) -> bool:
     """Whether each of some replicas has other experts of a group."""
-    return layout.ep > 1 and whole_group(group).endswith(EXPERTS)
+    return layout.ep > 1 and is_of_experts(group)
 
 
 def replica_axes(layout: Layout, group: str) -> dict[str, int]:

@@ -15,7 +15,7 @@ from twinstream.models.lowering.sharding import (
     shares_experts,
 )
 from twinstream.models.providers.trained import all_groups, trained_groups
-from twinstream.models.recipes.adapter_layout import adapter_group, lora_of_layer
+from twinstream.models.recipes.adapter_layout import adapter_group
 from twinstream.schedule.ops import Reduction
 from twinstream.schedule.workload import Workload
 
@@ -190,9 +190,8 @@ class StageShapes(DecoderShapes):
 
     def of_layer(self, layer: int) -> tuple[str, ...]:
         """The groups whose parameters a layer's tasks read."""
-        has_some = lora_of_layer(self.spec, self.recipe.lora, layer) is not None
-        adapters = self.spec.adapter_parts(adapter_group(layer)) if has_some else ()
-        return (*self.spec.layer_groups(layer), *adapters)
+        adapters = self.spec.adapter_parts(adapter_group(layer))
+        return (*self.spec.layer_groups(layer), *(g for g in adapters if g in self.groups))
 
     def parameters(self, group: str) -> str:
         """Gathered, where only a shard is kept."""

@@ -1,5 +1,6 @@
 """The life of a stage's groups by our own kernels: sums over replicas, and the norm over stages."""
 
+from twinstream.models.decoders.parted import SharedSpec
 from twinstream.models.kernel_costs.scratch_sizes import sum_shares
 from twinstream.models.kernel_costs.work import (
     add_gradients_work,
@@ -7,11 +8,13 @@ from twinstream.models.kernel_costs.work import (
     gradient_squares_work,
     sum_pieces_work,
 )
+from twinstream.models.layout import whole_group
 from twinstream.models.lowering.chain_builder import ChainBuilder, CollectiveCall, UseMode
 from twinstream.models.lowering.declarations import GRADIENT_PIECES, OptimizerPart
 from twinstream.models.lowering.optimizer_tasks import OptimizerTasks
 from twinstream.models.lowering.sharding import Sharding, shares_experts
 from twinstream.models.lowering.stage_cut import StageCut, StageShapes
+from twinstream.models.providers.trained import layout_of
 from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.cluster.projecting import CP
 from twinstream.schedule.ops import Attribute, Label, TaskOperand
@@ -196,7 +199,13 @@ class StageOptimizer(OptimizerTasks):
         """Where a rank's share of a matrix of all experts begins in the whole group."""
         if not shares_experts(self._cut.layout, group):
             return {}
-        first = part.element_offset * self._cut.layout.ep
+        model, recipe = self.shapes.spec, self.recipe
+        assert isinstance(model, SharedSpec), "others share none"
+        own = layout_of(model, recipe, group)
+        whole = layout_of(model.part, recipe, whole_group(group))
+        at = part.element_offset * model.itemsize
+        (name,) = (inner.name for inner in own.tensors if inner.offset_bytes == at)
+        first = whole.tensor(name).offset_bytes // model.itemsize
         return {"element_offset": first, "shard_axes": "ep"}
 
     def _gradient_shard(self, group: str, mode: UseMode) -> TaskOperand | None:

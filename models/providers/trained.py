@@ -38,7 +38,8 @@ def all_groups(model: Model, recipe: Recipe) -> tuple[str, ...]:
     if recipe.lora is not None and (decoder := model.decoder) is not None:
         for layer in range(model.num_layers):
             if lora_of_layer(decoder, recipe.lora, layer) is not None:
-                adapters += decoder.adapter_parts(adapter_group(layer))
+                parts = decoder.adapter_parts(adapter_group(layer))
+                adapters += [one for one in parts if layout_of(model, recipe, one).tensors]
     return (*model.parameter_groups, *adapters)
 
 

@@ -5,16 +5,14 @@ that one product makes x A^T for all of them.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.layout import (
     ADAPTERS,
-    PART,
+    AdapterHalf,
     FlatLayout,
     dense_width,
     packed_layout,
-    whole_group,
 )
 from twinstream.models.recipes.lora import Lora, Target
 
@@ -28,7 +26,6 @@ _ATTENTION = ("qkv", "o")
 # Of a block in parts every part reads these: what is beside columns has them whole as inputs, what
 # is beside rows as outputs.
 _OF_ALL_PARTS = ("qkv_a", "gate_up_a", "experts_gate_up_a", "o_b", "down_b", "experts_down_b")
-AdapterHalf = Literal["shared", "own"]
 
 
 def adapter_group(layer: int) -> str:
@@ -155,8 +152,8 @@ def lora_there(spec: ModelSpec, lora: Lora) -> Lora | None:
 
 
 def adapter_layout(spec: ModelSpec, lora: Lora, only: AdapterHalf | None = None) -> FlatLayout:
-    """Return the layout of one block's LoRA matrices, or of those that all parts of it read, or
-    that a part has by itself.
+    """Return the layout of one block's LoRA matrices, or of those that all parts of it read, that a
+    part has by itself, or that are beside experts or all else.
 
     `SITE_a` is [targets of the site x rank, in_features], target by target; `TARGET_b` is
     [out_features, rank]. Of routed experts they are [experts, rank, in_features] and [experts,
@@ -174,14 +171,13 @@ def adapter_layout(spec: ModelSpec, lora: Lora, only: AdapterHalf | None = None)
     for each in expert_sites(spec, lora):
         shapes.append((f"{each.name}_a", (each.count, lora.rank, each.in_width)))
         shapes.append((f"{each.name}_b", (each.count, each.out_width, lora.rank)))
-    if only is not None:
+    if only in ("shared", "own"):
         shapes = [one for one in shapes if (one[0] in _OF_ALL_PARTS) == (only == "shared")]
+    elif only is not None:
+        shapes = [one for one in shapes if one[0].startswith("experts") == (only == "experts")]
     return packed_layout(shapes, spec.itemsize)
 
 
 def adapter_layout_of(spec: ModelSpec, lora: Lora, group: str, layer: int) -> FlatLayout:
     """Return the layout of a group of adapters of a model, or of a rank's of one in parts."""
-    sizes = spec.adapter_sizes(layer)
-    if spec.adapter_parts(whole_group(group)) == (group,):
-        return adapter_layout(sizes, lora)
-    return adapter_layout(sizes, lora, "own" if PART in group else "shared")
+    return adapter_layout(spec.adapter_sizes(layer), lora, spec.adapter_half(group))

@@ -34,6 +34,7 @@ D_MODEL, COUNT, PER_TOKEN, D_FF = 128, 8, 2, 256
 EXPERTS = Experts(count=COUNT, per_token=PER_TOKEN, d_ff=D_FF, shared_d_ff=32, shared_gate=True)
 SMALL = load_preset("tiny").model_copy(update={"num_layers": 2, "experts": EXPERTS})
 CLIPS = Recipe(clips=True)
+ADAPTERS = Recipe(lora=lora_of("r=2,targets=q,experts"))
 
 
 def planned(recipe: Recipe = CLIPS, **fields: object) -> Schedule:
@@ -93,7 +94,9 @@ def test_its_evaluation_is_proven_too(fields):
         ({}, {"dp": 3, "ep": 3}, "8 experts on 3 ranks"),
         ({}, {"expert_nodes": 2}, "tokens sent once to each of 2 nodes (to ranks, here)"),
         ({}, {"capacity_factor": 1.2}, "a capacity of 1.2 (no row is dropped here)"),
-        ({"lora": lora_of("r=2,targets=q,experts")}, {}, "LoRA of experts beside ep 2"),
+        ({"lora": ADAPTERS.lora, "clips": True}, {}, "clipped gradients of LoRA of experts"),
+        ({"lora": ADAPTERS.lora}, {"tp": 2, "sequence_parallel": False},
+         "LoRA of experts beside tp 2 beside ep 2"),
         ({"update": "muon"}, {}, "Muon, whose state is by matrix beside ep 2"),
         ({"optimizer_state": "8bit"}, {}, "8-bit optimizer state"),
         ({}, {"tp": 2, "parts": 4, "sequence_parallel": False}, "ep 2 beside 4 parts on tp 2"),
@@ -172,6 +175,19 @@ IN_PARTS = {"tp": 2, "parts": 2, "sequence_parallel": False}
 )  # fmt: skip
 def test_a_damaged_exchange_or_share_in_parts_is_seen(change):
     assert_seen(planned(**IN_PARTS), change)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        dropped("reduce.lora.0.experts"), dropped("gather.grad.lora.0.experts"),
+        attribute("experts_forward", lora_rank=4), attribute("experts_backward", num_pieces=1),
+        attribute("adamw.lora.0.experts.part1", element_offset=0),
+        attribute("adamw.lora.0.experts.part0", tensor_seed=1),
+    ],
+)  # fmt: skip
+def test_a_damaged_share_of_adapters_is_seen(change):
+    assert_seen(planned(ADAPTERS, dp=4), change)
 
 
 @pytest.mark.parametrize(

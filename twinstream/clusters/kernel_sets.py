@@ -114,9 +114,12 @@ def experts_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | No
         return f"{experts.count} experts on {ep} ranks (as many on each)"
     columns = experts.d_ff // layout.num_parts
     sizes = [experts.count // ep * columns * decoder.d_model * n for n in (2, 1)]
-    split = [size for size in sizes if size % SUM_SHARE_ELEMENTS]
+    has_adapters = bool(recipe.lora and expert_sites(decoder, recipe.lora))
+    split = [] if has_adapters else [size for size in sizes if size % SUM_SHARE_ELEMENTS]
     beside = {
-        "LoRA of experts": bool(recipe.lora and expert_sites(decoder, recipe.lora)),
+        f"LoRA of experts beside {_in_parts(layout)}": has_adapters and layout.in_parts,
+        "clipped gradients of LoRA of experts, whose norm is of all adapters of a layer "
+        "(--max-grad-norm 0)": has_adapters and recipe.clips,
         "Muon, whose state is by matrix": recipe.update == "muon",
         "8-bit optimizer state, whose blocks lie across experts": (
             recipe.state_of(model.dtype) == "8bit"

@@ -20,7 +20,6 @@ from twinstream.executor.kernels.vector.gradients import (
     weight_views,
 )
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.kernel_costs.attributes import Attributes
 from twinstream.models.layout import FlatLayout
 from twinstream.models.recipes.adapter_layout import (
@@ -59,7 +58,7 @@ class Adapters:
             return cls(calls, {}, 0.0, {}, {})
         sites = {site.name: site for site in adapter_sites(call.spec, lora)}
         weights: dict[str, torch.Tensor] = {}
-        for name, layout in _layouts(call.spec, lora, "adapters", in_parts=call.in_parts).items():
+        for name, layout in _layouts(call, lora, "adapters").items():
             weights |= weight_views(operands[name], layout, call.dtype)
         low, before_bytes = {}, 0
         for name, site in sites.items():
@@ -69,7 +68,8 @@ class Adapters:
                 continue
             low[name] = operands["low"].view(call.dtype, shape, before_bytes)
             before_bytes += low[name].numel() * call.dtype.itemsize
-        of_experts = tuple(site.name for site in expert_sites(call.spec, lora))
+        has_experts = call.ep == 1  # or those who have them use their adapters, too
+        of_experts = tuple(site.name for site in expert_sites(call.spec, lora) if has_experts)
         return cls(calls, sites, lora.scale, weights, low, lora.rank, of_experts, call.in_parts)
 
     def write_low_again(self, site: str, x_TI: torch.Tensor) -> None:
@@ -172,10 +172,10 @@ class AdapterGradients:
         if call.lora is None:
             return cls(adapters, {}, "update")
         by_name: dict[str, torch.Tensor] = {}
-        told = _layouts(call.spec, call.lora, "adapter_gradients", in_parts=call.in_parts)
+        told = _layouts(call, call.lora, "adapter_gradients")
         for name, layout in told.items():
             by_name |= gradient_views(operands[name], layout, attributes, adapters.calls)
-        return cls(adapters, by_name, operands["adapter_gradients"].mode)
+        return cls(adapters, by_name, operands["adapter_gradients"].mode if told else "update")
 
     def begin(self, sites: frozenset[str]) -> None:
         """Zero what another kernel of the part adds to: matrices of sites that are not these."""
@@ -201,9 +201,11 @@ class AdapterGradients:
             calls.add(add_matmul, self.by_name[f"{name}_b"], d_out_OT, low, self.mode)
 
 
-def _layouts(spec: ModelSpec, lora: Lora, operand: str, *, in_parts: bool) -> dict[str, FlatLayout]:
+def _layouts(call: BlockCall, lora: Lora, operand: str) -> dict[str, FlatLayout]:
     """How the matrices of a block, or of a part and of all parts, lie, by operand."""
-    if not in_parts:
-        return {operand: adapter_layout(spec, lora)}
+    spec = call.spec
+    if not call.in_parts:
+        layout = adapter_layout(spec, lora, None if call.ep == 1 else "dense")
+        return {operand: layout} if layout.tensors else {}
     shared = adapter_layout(spec, lora, "shared")
     return {operand: adapter_layout(spec, lora, "own"), f"shared_{operand}": shared}

@@ -26,11 +26,11 @@ from twinstream.models.kernel_costs.attributes import (
     Attributes,
     base_format,
     experts_of,
-    is_frozen,
     ranks_of_experts,
     typed_attribute,
 )
 from twinstream.models.layout import FlatLayout, experts_shapes, packed_layout
+from twinstream.models.recipes.lora import lora_of_attributes
 from twinstream.models.recipes.quantized_base import SCALES, BaseFormat, quantized_layout
 from twinstream.schedule.ops import Mode
 
@@ -88,10 +88,9 @@ class _Temporaries(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """Where the gradients of the experts' weights go; `mode` of the first rows that come there."""
+    """Where gradients of experts and adapters go; `mode` of the first rows that come there."""
 
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    by_name: dict[str, torch.Tensor]
     mode: Mode
 
 
@@ -117,6 +116,9 @@ class _SharedExperts:
     own: slice  # of them
     base: BaseFormat
     weights: dict[str, torch.Tensor]  # of a base in few bits temporaries
+    adapters: dict[str, torch.Tensor]
+    scale: float
+    low: torch.Tensor  # [S, rank of adapters], a temporary
 
     @classmethod
     def of(cls, operands: Operands, attributes: Attributes, vector: VectorOps) -> "_SharedExperts":
@@ -134,9 +136,15 @@ class _SharedExperts:
         weights = weight_views(operands["experts"], quantized_layout(layout, base), dtype)
         for inner in layout.tensors if base != "model" else ():
             weights[inner.name] = workspace.take(inner.shape, dtype)
+        adapters, scale, num_rows = dict[str, torch.Tensor](), 0.0, tokens * experts.per_token
+        low = workspace.take((num_rows, 0), dtype)
+        if "adapters" in operands and (lora := lora_of_attributes(attributes)) is not None:
+            own = _adapters_layout(lora.rank, experts.count // ep, experts.d_ff, d_model, dtype)
+            adapters, scale = weight_views(operands["adapters"], own, dtype), lora.scale
+            low = workspace.take((num_rows, lora.rank), dtype)
         return cls(
-            operands, vector, workspace, dtype, tokens * experts.per_token, d_model, experts.d_ff,
-            experts.count, slice(first, first + experts.count // ep), base, weights,
+            operands, vector, workspace, dtype, num_rows, d_model, experts.d_ff, experts.count,
+            slice(first, first + experts.count // ep), base, weights, adapters, scale, low,
         )  # fmt: skip
 
     def make_anew(self, calls: Calls) -> None:
@@ -155,46 +163,77 @@ class _SharedExperts:
             )  # fmt: skip
 
     def forward(self, gate_up_S2F: torch.Tensor, product_SF: torch.Tensor) -> None:
-        rows_RD, weights = self._rows("rows"), self.weights
+        rows_RD = self._rows("rows")
         for one in self._ranks():
             x, ends = rows_RD[one.rows], one.ends
             gate_up, product = gate_up_S2F[: len(x)], product_SF[: len(x)]
-            multiply = self.vector.grouped_matmul
-            multiply(x, weights["experts_gate_up"].transpose(1, 2), ends, gate_up)
+            self._multiply("experts_gate_up", x, ends, gate_up)
             self.vector.write_swiglu(gate_up, product)
-            multiply(product, weights["experts_down"].transpose(1, 2), ends, x)
+            self._multiply("experts_down", product, ends, x)
 
     def backward(self, pieces: list[_Piece], temporaries: _Temporaries) -> None:
         """As `ExpertsBackward` has it of rows that were not sent."""
-        rows_RD, d_rows_RD, weights = self._rows("rows"), self._rows("d_rows"), self.weights
+        rows_RD, d_rows_RD, vector = self._rows("rows"), self._rows("d_rows"), self.vector
         row_weights_R = self.operands["row_weights"].bytes.view(torch.float32)
-        vector, multiply = self.vector, self.vector.grouped_matmul
         torch.arange(self.num_rows, out=temporaries.places)
         for number, one in enumerate(self._ranks()):
             x, d, counts_R1 = rows_RD[one.rows], d_rows_RD[one.rows], row_weights_R[one.rows, None]
             gate_up, d_gate_up, product, d_weights, places = (t[: len(x)] for t in temporaries)
             d_product, ends = d_gate_up[:, self.d_ff :], one.ends
-            multiply(x, weights["experts_gate_up"].transpose(1, 2), ends, gate_up)
-            multiply(d, weights["experts_down"], ends, d_product)
+            self._multiply("experts_gate_up", x, ends, gate_up)
+            self._input_gradient("experts_down", d, ends, d_product)
             vector.write_swiglu(gate_up, product)
             vector.weigh_rows(d_product, product, counts_R1, places, d_weights[:, None])
             counts_R1.copy_(d_weights[:, None])
-            self._add(pieces, number, "down", (d, product, ends))
+            self._add(pieces, number, "experts_down", (d, product, ends))
             vector.swiglu_backward(gate_up, d_gate_up, None)
-            self._add(pieces, number, "gate_up", (d_gate_up, x, ends))
-            multiply(d_gate_up, weights["experts_gate_up"], ends, d)
+            self._add(pieces, number, "experts_gate_up", (d_gate_up, x, ends))
+            self._input_gradient("experts_gate_up", d_gate_up, ends, d)
+
+    def _multiply(
+        self, name: str, x_RI: torch.Tensor, ends: torch.Tensor, out_RO: torch.Tensor
+    ) -> None:
+        """As `experts_forward.product` has it."""
+        multiply = self.vector.grouped_matmul
+        multiply(x_RI, self.weights[name].transpose(1, 2), ends, out_RO)
+        if self.adapters:
+            low = self._low(name, x_RI, ends)
+            multiply(low, self.adapters[f"{name}_b"].transpose(1, 2), ends, out_RO, accumulate=True)
+
+    def _input_gradient(
+        self, name: str, d_RO: torch.Tensor, ends: torch.Tensor, out_RI: torch.Tensor
+    ) -> None:
+        multiply = self.vector.grouped_matmul
+        multiply(d_RO, self.weights[name], ends, out_RI)
+        if self.adapters:
+            d_low = self._low_gradient(name, d_RO, ends)
+            multiply(d_low, self.adapters[f"{name}_a"], ends, out_RI, accumulate=True)
+
+    def _low(self, name: str, x_RI: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        low, a_EIR = self.low[: len(x_RI)], self.adapters[f"{name}_a"].transpose(1, 2)
+        self.vector.grouped_matmul(x_RI, a_EIR, ends, low, scale=self.scale)
+        return low
+
+    def _low_gradient(self, name: str, d_RO: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        d_low = self.low[: len(d_RO)]
+        b_EOR = self.adapters[f"{name}_b"]
+        self.vector.grouped_matmul(d_RO, b_EOR, ends, d_low, scale=self.scale)
+        return d_low
 
     def gradients(self, attributes: Attributes, calls: Calls) -> list[_Piece]:
-        """One for each rank, or one for all; none of frozen experts."""
-        if is_frozen(attributes, "frozen_experts"):
-            return []
-        flat = self.operands["expert_gradients"]
+        """One for each rank, or one for all: of experts that are trained, and of adapters."""
         count = typed_attribute(attributes, "num_pieces", int)
-        found = []
-        for piece in flat.bytes.chunk(count):
-            one = KernelOperand(piece, flat.mode)
-            views = gradient_views(one, self._layout, attributes, calls)
-            found.append(_Piece(views["experts_gate_up"], views["experts_down"], flat.mode))
+        found = [_Piece({}, "update") for _ in range(count)]
+        layouts = {"expert_gradients": self._layout}
+        if (lora := lora_of_attributes(attributes)) is not None and self.adapters:
+            own = self.own.stop - self.own.start, self.d_ff, self.d_model, self.dtype
+            layouts["adapter_gradients"] = _adapters_layout(lora.rank, *own)
+        for name, layout in layouts.items():
+            if (flat := self.operands.get(name)) is None:
+                continue
+            for number, piece in enumerate(flat.bytes.chunk(count)):
+                views = gradient_views(KernelOperand(piece, flat.mode), layout, attributes, calls)
+                found[number] = _Piece({**found[number].by_name, **views}, flat.mode)
         return found
 
     def take(self, widths: int) -> torch.Tensor:
@@ -205,11 +244,14 @@ class _SharedExperts:
         self, pieces: list[_Piece], number: int, name: str,
         factors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     ) -> None:  # fmt: skip
-        if not pieces:
-            return
         piece = pieces[number % len(pieces)]
-        gradient, mode = getattr(piece, name), piece.mode if number < len(pieces) else "update"
-        self.vector.add_grouped_gradient(gradient, *factors, mode)
+        mode: Mode = piece.mode if number < len(pieces) else "update"
+        add, (d, x, ends) = self.vector.add_grouped_gradient, factors
+        if name in piece.by_name:
+            add(piece.by_name[name], d, x, ends, mode)
+        if self.adapters:
+            add(piece.by_name[f"{name}_b"], d, self._low(name, x, ends), ends, mode)
+            add(piece.by_name[f"{name}_a"], self._low_gradient(name, d, ends), x, ends, mode)
 
     def _ranks(self) -> Iterator[_OfRank]:
         """In their order."""
@@ -232,6 +274,16 @@ class _SharedExperts:
     @property
     def _layout(self) -> FlatLayout:
         return _layout(self.own.stop - self.own.start, self.d_ff, self.d_model, self.dtype)
+
+
+def _adapters_layout(
+    rank: int, count: int, d_ff: int, d_model: int, dtype: torch.dtype
+) -> FlatLayout:
+    """Of the matrices beside so many experts."""
+    shapes = []
+    for name, (_, out, inside) in experts_shapes(count, d_ff, d_model):
+        shapes += [(f"{name}_a", (count, rank, inside)), (f"{name}_b", (count, out, rank))]
+    return packed_layout(shapes, dtype.itemsize)
 
 
 def _layout(count: int, d_ff: int, d_model: int, dtype: torch.dtype) -> FlatLayout:

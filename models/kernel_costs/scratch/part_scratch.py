@@ -52,6 +52,12 @@ def _mlp_combine(attributes: Attributes) -> int:
 
 def _mlp_recompute(attributes: Attributes) -> int:
     block = block_sizes(attributes)
+    routed = block.routed_rows if block.ep == 1 else 0  # or rows were sent before
+    return _rstd(block) + routed + block.projections
+
+
+def _mlp_dispatch(attributes: Attributes) -> int:
+    block = block_sizes(attributes)
     return _rstd(block) + block.routed_rows + block.projections
 
 
@@ -165,9 +171,9 @@ def _formulas(of_all: Formula, *, sums: bool) -> dict[str, Formula]:
         "mlp_part_forward": _mlp_forward,
         "mlp_part_recompute": _mlp_recompute,
         "experts_part_recompute": _mlp_recompute,
-        "mlp_part_dispatch_forward": _mlp_recompute,
+        "mlp_part_dispatch_forward": _mlp_dispatch,
         "mlp_part_combine_forward": _mlp_combine,
-        "mlp_part_dispatch_backward": _mlp_recompute,
+        "mlp_part_dispatch_backward": _mlp_dispatch,
         "mlp_part_backward": partial(_mlp_backward, sums=sums),
         "add_parts": _none,
         "norm_parts_backward": partial(_norm_backward, sums=sums),

@@ -21,6 +21,7 @@ from twinstream.models.lowering.parts.part_tasks import PartTasks
 from twinstream.models.lowering.parts.sequence_tasks import SequenceTasks
 from twinstream.models.lowering.stage_cut import StageCut
 from twinstream.models.lowering.task_blocks import TaskBlocks
+from twinstream.models.recipes.adapter_layout import adapter_group
 from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.ops import TaskOperand
 from twinstream.schedule.workload import Workload
@@ -65,9 +66,8 @@ class RowExchange(TaskBlocks):
 
     def _experts_forward(self, layer: int, chunk: int) -> None:
         builder = self.builder
-        operands = [
-            *self._experts(layer, chunk), builder.update("rows", f"{_SENT['rows']}.{chunk}")
-        ]  # fmt: skip
+        rows = builder.update("rows", f"{_SENT['rows']}.{chunk}")
+        operands = [*self._experts(layer, chunk), rows]
         call = self.calls.block("experts_forward", chunk, layer)
         self._add("experts_forward", call, operands, round_=0, layer=layer, chunk=chunk)
         self._send("combine", ("rows",), layer, chunk, back=True)
@@ -92,8 +92,12 @@ class RowExchange(TaskBlocks):
             builder.operand(name, f"{tensor}.{chunk}", "read" if name == "rows" else "update")
             for name, tensor in _SENT.items()
         ]
-        gradient = self._gradient_of(self._experts_group(layer), chunk, "expert_gradients")
-        operands = [*self._experts(layer, chunk), *came, *gradient]
+        groups = (
+            (self._experts_group(layer), "expert_gradients"),
+            (f"{adapter_group(layer)}{EXPERTS}", "adapter_gradients"),
+        )
+        gradients = [one for group, name in groups for one in self._gradient_of(group, chunk, name)]
+        operands = [*self._experts(layer, chunk), *came, *gradients]
         call = self.calls.block("experts_backward", chunk, layer, frozen=self._frozen(layer))
         self._add("experts_backward", call, operands, round_=0, layer=layer, chunk=chunk)
         self._send("combine_backward", ("d_rows", "row_weights"), layer, chunk, back=True)
@@ -107,10 +111,12 @@ class RowExchange(TaskBlocks):
         return f"{layer}{EXPERTS}"
 
     def _experts(self, layer: int, chunk: int) -> list[TaskOperand]:
-        """A rank's experts, and how many rows of each come from each rank."""
-        read = self.builder.read
-        experts = read("experts", self.shapes.parameters(self._experts_group(layer)))
-        return [experts, read("counts", f"counts.{layer}.{chunk}")]
+        """A rank's experts, their adapters, and how many rows of each come from each rank."""
+        read, parameters = self.builder.read, self.shapes.parameters
+        found = [read("experts", parameters(self._experts_group(layer)))]
+        if (adapters := f"{adapter_group(layer)}{EXPERTS}") in self.shapes.groups:
+            found.append(read("adapters", parameters(adapters)))
+        return [*found, read("counts", f"counts.{layer}.{chunk}")]
 
     def _send(
         self, what: str, names: Sequence[str], layer: int, chunk: int, *, back: bool = False

@@ -11,6 +11,7 @@ from twinstream.models.layouts.layout import Layout
 from twinstream.models.lowering.lower import lower
 from twinstream.models.options import Experts
 from twinstream.models.presets import load_preset
+from twinstream.models.recipes.lora import lora_of
 from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.schedule.chain import COMMUNICATE, Chain
 from twinstream.schedule.cluster.projecting import attributes_of_rank
@@ -21,15 +22,19 @@ ROWS = TOKENS * PER_TOKEN
 GATED = Experts(count=COUNT, per_token=PER_TOKEN, d_ff=D_FF, shared_d_ff=32, shared_gate=True)
 
 
-def chain_of(chunk_tokens: int = TOKENS, experts: Experts = GATED) -> Chain:
+def chain_of(
+    chunk_tokens: int = TOKENS, experts: Experts = GATED, lora: str | None = None,
+    parts: int | None = None,
+) -> Chain:  # fmt: skip
     """That of the second rank, whose experts are the last four."""
     spec = load_preset("tiny").model_copy(update={"experts": experts, "dtype": "float32"})
     workload = Workload(
         seq_len=TOKENS, chunk_tokens=chunk_tokens, chunks_per_round=TOKENS // chunk_tokens,
         rounds_per_step=1,
     )  # fmt: skip
-    layout = Layout(dp=EP, ep=EP, zero=0)
-    chain = lower(spec, workload, Recipe(kernels=KernelChoice()), layout)
+    layout = Layout(dp=EP, ep=EP, zero=0, parts=parts)
+    recipe = Recipe(kernels=KernelChoice(), lora=None if lora is None else lora_of(lora))
+    chain = lower(spec, workload, recipe, layout)
     second = {
         name: call.model_copy(update={"attributes": attributes_of_rank(call.attributes, 1)})
         for name, call in chain.calls.items()
@@ -40,7 +45,11 @@ def chain_of(chunk_tokens: int = TOKENS, experts: Experts = GATED) -> Chain:
 
 @pytest.mark.parametrize("experts", [GATED, GATED.model_copy(update={"shared_gate": False})])
 @pytest.mark.parametrize("chunk_tokens", [TOKENS, TOKENS // 3])
-def test_kernels_take_the_scratch_that_is_declared(experts, chunk_tokens, monkeypatch):
+@pytest.mark.parametrize("lora", [None, "r=4,targets=q,down,experts"])
+@pytest.mark.parametrize("parts", [None, 1])
+def test_kernels_take_the_scratch_that_is_declared(experts, chunk_tokens, lora, parts, monkeypatch):
+    if lora and parts:
+        lora = lora.removesuffix(",experts")
     taken: list[Workspace] = []
     make = Workspace.__init__
 
@@ -49,7 +58,7 @@ def test_kernels_take_the_scratch_that_is_declared(experts, chunk_tokens, monkey
         taken.append(self)
 
     monkeypatch.setattr(Workspace, "__init__", noted)
-    chain = chain_of(chunk_tokens, experts)
+    chain = chain_of(chunk_tokens, experts, lora, parts)
     memory, seen = ChainMemory(chain, {}), dict[str, tuple[int, int]]()
     for task in [*chain.tasks, *(again.task for again in chain.recomputes)]:
         call = chain.calls[task.call]
@@ -60,7 +69,7 @@ def test_kernels_take_the_scratch_that_is_declared(experts, chunk_tokens, monkey
         registered_kernel(call.kernel)(memory.operands_of(task), call.attributes)()
         most = max(one.high_water_bytes for one in taken)
         seen[call.kernel] = max(seen.get(call.kernel, (0, 0)), (most, declared))
-    assert len(seen) == 8, seen
+    assert len(seen) == (10 if parts else 8), seen
     assert all(most == declared for most, declared in seen.values()), seen
 
 

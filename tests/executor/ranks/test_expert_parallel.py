@@ -103,6 +103,24 @@ def test_adapters_beside_shared_experts_have_the_bits_of_one_process(two, expert
     assert_bits(case_of(shared(2, zero=3), recipe, experts), two)
 
 
+@pytest.mark.parametrize("experts", [WIDE, BIASED], ids=["wide", "biased"])
+@pytest.mark.parametrize(
+    ("targets", "base", "fields"),
+    [
+        ("experts", "model", {}), ("q,experts", "model", {"zero": 3}),
+        ("q,o,gate,experts", "model", {"dp": 4, "zero": 1}), ("v,experts", "nf4", {"pp": 2}),
+    ],
+)  # fmt: skip
+def test_adapters_of_shared_experts_have_the_bits_of_one_process(
+    two, four, targets, base, fields, experts
+):
+    layout = shared(2, **fields)
+    case = case_of(layout, Recipe(lora=lora_of(f"r=2,targets={targets}"), base=base), experts)
+    if base == "nf4":  # a row has whole blocks of 64 elements
+        case = replace(case, experts=WIDE)
+    assert_bits(case, two if layout.num_gpus == 2 else four)
+
+
 @pytest.mark.parametrize("layout", [shared(2), shared(2, dp=4, zero=1)])
 def test_the_transports_sums_are_near_those_in_rank_order(two, four, layout):
     """Float32; of AdamW's state sums in another order leave so much."""
