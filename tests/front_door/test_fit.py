@@ -43,6 +43,19 @@ def test_a_cell_says_what_plan_says(tmp_path: Path) -> None:
     assert sizes["full"] > sizes["full, 8-bit optimizer"] > sizes["LoRA"]
 
 
+def test_updates_may_be_the_hosts_as_plan_has_them() -> None:
+    asked = ("--machine", "rtx4090", "--seq-len", 512, "--tokens-per-step", 512)
+    host = ("--optimizer", "host", "--host-mem", "1GiB")
+    told = call("fit", "tiny", *asked, *host, "--jobs", 1, "--json")
+    assert told.code == 0, told.err
+    cell = next(one for one in json.loads(told.out)["cells"] if one["way"] == "full")
+    plan = call("plan", "--model", "tiny", *asked, *host, "--effort", "quick", "--json").json()
+    assert plan["recipe"]["optimizer"] == "host"
+    assert cell["tokens_per_s"] == pytest.approx(plan["tokens_per_s"], rel=1e-9)
+    assert cell["command"].endswith("--optimizer host --max-grad-norm 0")
+    assert cell["plan_command"].endswith("--optimizer host")
+
+
 def test_several_gpus_have_columns_of_their_own_as_plan_says() -> None:
     asked = ("--machine", "cpu", "--seq-len", 512, "--tokens-per-step", 4096)
     told = call("fit", "tiny", *asked, "--gpus", "1,2", "--jobs", 1, "--json")

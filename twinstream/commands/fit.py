@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import join
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -65,6 +65,10 @@ class FitOptions(OptionGroup):
         WHERE, "SIZE/s", "Rates of a drive, 7GB/s,5GB/s: every cell of one GPU is planned with it, "
         "too.",
     )  # fmt: skip
+    optimizer: Literal["host", "auto"] | None = flag(
+        WHERE, "WHERE", "Updates, of one GPU without a drive, without clipping: host (its CPU), or "
+        "auto (each group where that is faster); by default the device's.", rare=True,
+    )  # fmt: skip
     seq_len: str = flag(STEPS, "LIST", "Lengths: 2k,8k,32k or tokens.", _LENGTHS)
     tokens_per_step: int = flag(
         STEPS, "N", "Tokens of a step, the same in every cell.", TOKENS_PER_STEP, ge=1, le=_LONGEST
@@ -114,6 +118,7 @@ class FitOptions(OptionGroup):
             join([*data, *self._of_data]) if data else "DATA", self.loss,
             counts_bytes=bool(data) and self.tokenizer == Path(BYTES),
             disk_mem=self.disk_mem, disk_bandwidth=self.disk_bandwidth,
+            optimizer=self.optimizer,
         )  # fmt: skip
 
     @property

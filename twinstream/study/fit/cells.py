@@ -182,6 +182,7 @@ class FitQuestion:
     name that commands are told. `loss` is `dpo` with its options, of pairs of sequences; None:
     cross entropy. `counts_bytes`: each byte of the data is a token. `disk_bandwidth` is that of a
     drive, `7GB/s,5GB/s`, with which every cell of one GPU is planned once more; None: without.
+    `optimizer` says where updates are made, host or auto, of one GPU without a drive.
     """
 
     model: str
@@ -200,6 +201,7 @@ class FitQuestion:
     counts_bytes: bool = False
     disk_mem: str | None = None
     disk_bandwidth: str | None = None
+    optimizer: str | None = None
 
 
 @dataclass(frozen=True)
@@ -233,6 +235,14 @@ class AskedCell:
             self.own is not None,
             self.with_disk,
         )
+
+    @property
+    def updates(self) -> Values:
+        """Where they are made, if that is asked and can be."""
+        optimizer = self.question.optimizer
+        if optimizer is None or self.gpus > 1 or self.with_disk:
+            return {}
+        return {"optimizer": optimizer}
 
     @property
     def caps(self) -> dict[str, str]:
@@ -335,7 +345,7 @@ def answered_cell(asked: AskedCell, planner: Planner) -> FitCell:
     )  # fmt: skip
     values: Values = {
         "model": asked.question.model, "machine": asked.machine, "seq_len": asked.seq_len,
-        "tokens_per_step": asked.tokens, **asked.caps, **asked.way.values,
+        "tokens_per_step": asked.tokens, **asked.caps, **asked.way.values, **asked.updates,
         **({"effort": asked.effort} if asked.gpus == 1 else {"ranks": asked.gpus}),
     }  # fmt: skip
     try:
@@ -432,6 +442,7 @@ def _command(asked: AskedCell) -> str:
         "" if asked.gpus == 1 else f"--ranks {asked.gpus}",
         "--disk PATH" if asked.with_disk else "",
         _flags(asked.caps),
+        _flags({**asked.updates, "max_grad_norm": 0}) if asked.updates else "",
     ]  # fmt: skip
     return " ".join(filter(None, parts))
 
@@ -444,6 +455,7 @@ def _plan_command(asked: AskedCell) -> str:
         f"--seq-len {asked.seq_len} --tokens-per-step {asked.tokens}",
         f"--effort {asked.effort}" if asked.gpus == 1 else f"--gpus {asked.gpus}",
         _flags(asked.caps),
+        _flags(asked.updates),
     ]  # fmt: skip
     return " ".join(filter(None, parts))
 
