@@ -5,6 +5,7 @@ import shlex
 
 import pytest
 
+from benchmarks import fit_page
 from benchmarks.fit_page import CARDS, MODELS
 from tests.front_door.command_line import call
 from tests.helpers.browser import browser_page
@@ -52,6 +53,30 @@ def test_the_page_is_small_and_needs_nothing_else(found, tmp_path):
         assert found.rows["tiny"][1].plan_command in about and "--lora r=16" in about
         assert opened.page.evaluate("document.documentElement.scrollWidth") == 390
         assert opened.complaints == []
+
+
+def test_a_page_that_was_stopped_goes_on(found, tmp_path, monkeypatch):
+    """Models that are done are read, but for a line that was cut off; then the file goes."""
+    planned: list[str] = []
+
+    def planning(models, cards, *, num_jobs, on_cell):
+        planned.extend(models)
+        if planned == ["tiny", "nowhere"]:
+            raise KeyboardInterrupt
+        return Chart(cards, {models[0]: found.rows[models[0]]})
+
+    monkeypatch.setattr(fit_page, "MODELS", ("tiny", "nowhere"))
+    monkeypatch.setattr(fit_page, "CARDS", found.cards)
+    monkeypatch.setattr(fit_page, "chart", planning)
+    page = tmp_path / "fit.html"
+    with pytest.raises(KeyboardInterrupt):
+        fit_page.main([str(page)])
+    with (tmp_path / "fit.html.done.jsonl").open("a") as file:
+        file.write('{"made_by": ')
+    fit_page.main([str(page)])
+    assert planned == ["tiny", "nowhere", "nowhere"]
+    assert found.html in page.read_text()
+    assert list(tmp_path.iterdir()) == [page]
 
 
 def test_the_shipped_page_is_of_models_and_cards_that_there_are():
