@@ -15,6 +15,7 @@ from twinstream.models.lowering.decoder import DecoderLowering
 from twinstream.models.lowering.parts.expert_tasks import ExpertTasks, shares_experts_here
 from twinstream.models.lowering.parts.part_blocks import lower_in_parts
 from twinstream.models.lowering.parts.part_tasks import PartTasks
+from twinstream.models.lowering.parts.ring_tasks import RingTasks
 from twinstream.models.lowering.parts.sequence_tasks import SequenceTasks
 from twinstream.models.lowering.parts.token_tasks import TokenTasks
 from twinstream.models.lowering.stage_cut import stage_cut
@@ -77,6 +78,7 @@ def lower(
     blocks = PartTasks if in_parts else ExpertTasks if shares else TaskBlocks
     blocks = TokenTasks if in_parts and layout.token_slices > 1 else blocks
     blocks = SequenceTasks if in_parts and layout.splits_sequences else blocks
+    blocks = RingTasks if in_parts and layout.cp > 1 and layout.cp_exchange == "ring" else blocks
     return _chain(blocks(decoder, workload, recipe, cut))
 
 
