@@ -222,7 +222,7 @@ def group_of(mesh: Mesh, one: RankClass, op: Communicate) -> RankGroup:
     is the two ranks; along a whole axis (a ring step) the pair that is farthest apart counts.
     """
     on_node = min(mesh.ranks_per_node, mesh.size)
-    if not op.shift:
+    if not op.shift and op.collective != "send_recv":
         ranks = prod(mesh.length(axis) for axis in op.axes)
         near = equally_near(ranks, mesh.ranks_on_a_node(op.axes))
         return RankGroup(ranks=ranks, ranks_per_node=near, sharing=max(1, on_node // near))

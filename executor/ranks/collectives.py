@@ -54,6 +54,8 @@ def calls_of(meeting: Meeting) -> list[Call]:
             return [_swap_rows(taken, given, meeting.operands[2].bytes, meeting.group)]
         case "all_to_all":
             return [_swap(taken, given, meeting.group)]
+        case "send_recv":
+            return [_pass_on(taken, given, meeting.group)]
         case _:
             return _reduce_scatter(meeting, given, taken)
 
@@ -155,6 +157,15 @@ def _gather(
 def _swap(taken: torch.Tensor, given: torch.Tensor, group: ChannelGroup) -> Call:
     """Piece i goes to rank i, and piece j comes from rank j."""
     return lambda: dist.all_to_all_single(taken, given, group=group.process_group) and None
+
+
+def _pass_on(taken: torch.Tensor, given: torch.Tensor, group: ChannelGroup) -> Call:
+    """To the next rank, and from the one before; nothing to and from the others."""
+    sent, heard = ([0] * group.size for _ in range(2))
+    sent[(group.place + 1) % group.size] = heard[group.place - 1] = given.numel()
+    return lambda: (
+        dist.all_to_all_single(taken, given, heard, sent, group=group.process_group) and None
+    )
 
 
 def _swap_rows(

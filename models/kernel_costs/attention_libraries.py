@@ -75,7 +75,8 @@ class AttentionFacts:
     """An implementation: its limits (None: no limit), and the memory that a call takes at most.
 
     `capabilities` are major ones of CUDA. With `variable_length` one call takes packed sequences of
-    unequal lengths; without, each of them is a call. `deterministic` means the same bits from run
+    unequal lengths; without, each of them is a call. With `causal_alone` queries never see all keys
+    of a call. `deterministic` means the same bits from run
     to run, as the executor calls it.
     """
 
@@ -86,6 +87,7 @@ class AttentionFacts:
     capabilities: tuple[int, ...] = ()
     variable_length = False
     deterministic = True
+    causal_alone = False
     library: Library | None = None
 
     def refusal(self, dtype: str, head_dim: int) -> str | None:
@@ -350,6 +352,7 @@ class CudnnFrontendFacts(_Cuda):
     most_head_dim = 128
     capabilities = (9, 10)
     variable_length = False
+    causal_alone = True
     library = Library("nvidia-cudnn-frontend", "pip install nvidia-cudnn-frontend", (1, 18))
 
     def forward_scratch(self, shape: AttentionShape) -> int:

@@ -18,6 +18,8 @@ NUM_SLICES = "num_slices"  # of rows, each of which has a gradient of norms by i
 PIECE_GROUPS = "piece_groups"  # in which pieces lie: first those of each rank's first part
 QK_NORM_WIDTHS = "qk_norm_widths"  # of norms over all heads of Q, and over all of K
 SHARED = "ep"  # of a kernel of a block: how many ranks share its experts
+NUM_SEEN = "num_seen"  # keys that a chunk sees of a block of them that goes around a ring
+NOT_CAUSAL = "not_causal"  # of a call whose queries see all keys that it has
 _EXPERTS = "experts."
 _T = TypeVar("_T", int, float, str, bool)
 
@@ -40,6 +42,11 @@ def most_packed(attributes: Attributes) -> int:
     if "most_sequences" not in attributes:
         return 0
     return typed_attribute(attributes, "most_sequences", int)
+
+
+def keys_seen(attributes: Attributes, usual: int) -> int:
+    """Return how many keys a chunk sees; the usual where a call does not say so."""
+    return typed_attribute(attributes, NUM_SEEN, int) if NUM_SEEN in attributes else usual
 
 
 def count_of(attributes: Attributes, name: str) -> int:

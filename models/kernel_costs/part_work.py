@@ -64,20 +64,49 @@ def kv_part_forward(of: ChunkWork) -> tuple[Work, ...]:
 
 def context_part_forward(of: ChunkWork) -> tuple[Work, ...]:
     """Q, attention of gathered K and V, and the output projection."""
-    output = of.matmul(of.tokens, of.spec.d_model, of.spec.d_q)
-    return (*attention_part_recompute(of), output, *of.adapters.of_sites("o").forward())
+    return (*attention_part_recompute(of), *output_part_forward(of))
 
 
 def context_part_backward(of: ChunkWork) -> tuple[Work, ...]:
     """From the output to the gradients of rotated Q and of all K and V seen."""
-    t, s = of.tokens, of.spec
+    product, *gradients = output_part_backward(of)
+    rotated = of.vector("rope", 2 * of.tokens * of.spec.d_q)
+    return (product, rotated, of.attention_backward(), *gradients)
+
+
+def q_part_recompute(of: ChunkWork) -> tuple[Work, ...]:
+    t, s, adapters = of.tokens, of.spec, of.adapters.of_sites("qkv")
     return (
+        of.vector("rms_norm", 2 * t * s.d_model),
         of.matmul(t, s.d_q, s.d_model),
-        of.vector("rope", 2 * t * s.d_q),
-        of.attention_backward(),
+        *adapters.made_again(),
+        *adapters.recompute(),
+    )
+
+
+def ring_part_forward(of: ChunkWork) -> tuple[Work, ...]:
+    """Attention of a block, merged with what there is."""
+    rows = of.tokens * of.spec.d_q
+    return (of.vector("rope", 2 * rows), of.attention_forward(), of.vector("rope", 3 * rows))
+
+
+def ring_part_backward(of: ChunkWork) -> tuple[Work, ...]:
+    rows = of.tokens * of.spec.d_q
+    return (of.vector("rope", 2 * rows), of.attention_backward(), of.vector("rope", 3 * rows))
+
+
+def output_part_forward(of: ChunkWork) -> tuple[Work, ...]:
+    product = of.matmul(of.tokens, of.spec.d_model, of.spec.d_q)
+    return (product, *of.adapters.of_sites("o").forward())
+
+
+def output_part_backward(of: ChunkWork) -> tuple[Work, ...]:
+    s, adapters = of.spec, of.adapters.of_sites("o")
+    return (
+        of.matmul(of.tokens, s.d_q, s.d_model),
         *_gradients(of, (s.d_model, s.d_q)),
-        *of.adapters.of_sites("o").made_again(),
-        *of.adapters.of_sites("o").backward(),
+        *adapters.made_again(),
+        *adapters.backward(),
     )
 
 

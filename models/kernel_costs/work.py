@@ -45,7 +45,8 @@ _EMPTY_BLOCKS_OF_A_LAUNCH = 300
 @dataclass(frozen=True)
 class ChunkWork:
     """The work of each task for one chunk that starts at `start` in its sequence, or behind so many
-    tokens of a cache. Where `ep` ranks share experts, products with these are other tasks.
+    tokens of a cache. Where `ep` ranks share experts, products with these are other tasks. Where it
+    has `seen` so many keys every query sees all of them.
     """
 
     spec: ModelSpec
@@ -53,6 +54,7 @@ class ChunkWork:
     start: int
     recipe: Recipe = field(default_factory=Recipe)
     ep: int = 1
+    seen: int | None = None
 
     def gradient_matmul(self, m: int, n: int, k: int) -> Work:
         """[m, k] x [k, n], added to weight gradients in place."""
@@ -247,6 +249,8 @@ class ChunkWork:
             "attention_part_backward": [q[0], *([k] if s.qk_norm else []), whole[0]],
             "kv_part_forward": [2 * k], "context_part_forward": [q[0], q[0]],
             "context_part_recompute": q[:1], "context_part_backward": q[:1],
+            "q_part_recompute": q[:1], "output_part_forward": q[:1], "output_part_backward": q[:1],
+            "ring_part_forward": [], "ring_part_backward": [],
             "qkv_part_backward": [*([k] if s.qk_norm else []), whole[0]],
             "mlp_part_forward": [*into, *down], "mlp_part_recompute": into,
             "mlp_part_backward": [*down, *into], "experts_part_recompute": [],
@@ -336,11 +340,13 @@ class ChunkWork:
         s, seq_len = self.spec, self.workload.seq_len
         sequences = max(1, self.tokens // seq_len)
         queries = min(self.tokens, seq_len)
-        doubled_pairs = sequences * queries * (2 * self.start + queries)
-        rows = sequences * (queries * s.d_q + (self.start + queries) * s.d_kv)
+        keys = self.start + queries if self.seen is None else self.seen
+        pairs = 2 * self.start + queries if self.seen is None else 2 * self.seen
+        doubled_pairs = sequences * queries * pairs
+        rows = sequences * (queries * s.d_q + keys * s.d_kv)
         return self._attention_work(
             unit,
-            (queries, self.start + queries, s.num_heads, s.head_dim, sequences),
+            (queries, keys, s.num_heads, s.head_dim, sequences),
             flops_per_pair * s.d_q * doubled_pairs // 2,
             tensors_moved * rows * s.itemsize,
         )

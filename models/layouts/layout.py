@@ -11,6 +11,7 @@ from twinstream.schedule.numbers import Count, PositiveCount
 ReplicaSum = Literal["rank_order", "library"]
 Pipeline = Literal["gpipe", "1f1b", "interleaved", "ring", "zero_bubble"]
 RUN_PIPELINES = tuple(name for name in get_args(Pipeline) if name != "zero_bubble")  # by ranks here
+Exchange = Literal["all_gather", "ring"]
 Recompute = Literal["auto", "none", "selective", "mlp", "experts", "attention", "full"]
 
 
@@ -32,6 +33,8 @@ class Layout(Node):
         cp_parts: of ranks that run, in how many parts a sequence is computed, whatever cp is; each
             is a slice and its mirror image. Gradients are added up by parts, in pairs. So every cp
             that divides it has the same bits where both are powers of two. None: a part a rank.
+        cp_exchange: how our kernels exchange keys and values: each rank gathers those of all, or
+            blocks of them go around a ring, and attention of a block runs beside the next.
         sliced_norms: of one rank of tp with `parts`: gradients of norms are added up slice by slice
             of a chunk's tokens, as `sequence_parallel` has them on several.
         pp: pipeline stages; `virtual_stages` of them on each rank (interleaved, ring).
@@ -64,6 +67,7 @@ class Layout(Node):
     parts: PositiveCount | None = None
     cp: PositiveCount = 1
     cp_parts: PositiveCount | None = None
+    cp_exchange: Exchange = "all_gather"
     sliced_norms: bool = False
     pp: PositiveCount = 1
     dp: PositiveCount = 1
@@ -99,7 +103,8 @@ class Layout(Node):
         document: dict[str, object] = serialize(self)
         usual = {
             "etp": self.etp is None, "tp_overlap": not self.tp_overlap, "parts": self.parts is None,
-            "cp_parts": self.cp_parts is None, "sliced_norms": not self.sliced_norms,
+            "cp_parts": self.cp_parts is None, "cp_exchange": self.cp_exchange == "all_gather",
+            "sliced_norms": not self.sliced_norms,
             "capacity_factor": self.capacity_factor is None,
             "expert_nodes": self.expert_nodes is None,
         }  # fmt: skip
@@ -177,6 +182,7 @@ class Layout(Node):
         words = {
             f"tp{self.tp}": self.tp > 1, f"parts{self.parts}": self.parts is not None,
             f"cp{self.cp}": self.cp > 1, f"cp_parts{self.cp_parts}": self.cp_parts is not None,
+            self.cp_exchange: self.cp_exchange == "ring",
             "sliced_norms": self.sliced_norms, stages: self.pp > 1,
             f"dp{self.dp}": self.dp > 1 or self.num_gpus == 1, f"ep{self.ep}": self.ep > 1,
             f"etp{self.etp}": self.etp not in (None, self.tp),

@@ -3,9 +3,16 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from twinstream.models.decoders.spec import ModelSpec
-from twinstream.models.kernel_costs.attributes import IN_PARTS, SHARED, expert_attributes
+from twinstream.models.kernel_costs.attributes import (
+    IN_PARTS,
+    NOT_CAUSAL,
+    NUM_SEEN,
+    SHARED,
+    expert_attributes,
+)
 from twinstream.models.kernel_costs.part_work import (
     attention_part_backward,
     attention_part_forward,
@@ -17,7 +24,12 @@ from twinstream.models.kernel_costs.part_work import (
     mlp_part_dispatch_forward,
     mlp_part_forward,
     mlp_part_recompute,
+    output_part_backward,
+    output_part_forward,
+    q_part_recompute,
     qkv_part_backward,
+    ring_part_backward,
+    ring_part_forward,
 )
 from twinstream.models.kernel_costs.triton_work import TritonChunkWork
 from twinstream.models.kernel_costs.work import ChunkWork
@@ -44,6 +56,11 @@ _PARTS: Mapping[str, Callable[[ChunkWork], tuple[Work, ...]]] = {
     "context_part_forward": context_part_forward,
     "context_part_recompute": attention_part_recompute,
     "context_part_backward": context_part_backward,
+    "q_part_recompute": q_part_recompute,
+    "ring_part_forward": ring_part_forward,
+    "ring_part_backward": ring_part_backward,
+    "output_part_forward": output_part_forward,
+    "output_part_backward": output_part_backward,
     "qkv_part_backward": qkv_part_backward,
     "mlp_part_forward": mlp_part_forward,
     "mlp_part_recompute": mlp_part_recompute,
@@ -62,6 +79,14 @@ _OF_TOKENS = frozenset(
 """Kernels that take each token by itself, wherever sequences begin."""
 
 
+class KeysSeen(NamedTuple):
+    """How many keys a chunk of each rank sees of the block that has come in a step of a ring: in
+    step 0 its own, up to the chunk's; later all queries see all of these, or there are none."""
+
+    step: int
+    keys: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class KernelCalls:
     """Declares calls where they are first needed; each gives its name."""
@@ -72,11 +97,13 @@ class KernelCalls:
     recipe: Recipe
     layout: Layout | None = None
 
-    def work(self, start: int = 0, spec: ModelSpec | None = None) -> ChunkWork:
+    def work(
+        self, start: int = 0, spec: ModelSpec | None = None, seen: int | None = None
+    ) -> ChunkWork:
         """Of a chunk that begins so far into its sequence, in a layer built like a model's."""
         kind = TritonChunkWork if self.recipe.implementations.vector == "triton" else ChunkWork
         ep = 1 if self.layout is None else self.layout.ep
-        return kind(spec or self.spec, self.workload, start, self.recipe, ep)
+        return kind(spec or self.spec, self.workload, start, self.recipe, ep, seen)
 
     def _starts(self, chunk: int) -> tuple[int, ...]:
         """Where a chunk begins in its sequence, on each of the ranks that have slices of it."""
@@ -86,7 +113,7 @@ class KernelCalls:
 
     def block(
         self, kernel: str, chunk: int, layer: int, *, frozen: frozenset[str] = frozenset(),
-        told: Mapping[str, Attribute] | None = None,
+        told: Mapping[str, Attribute] | None = None, seen: KeysSeen | None = None,
     ) -> str:  # fmt: skip
         """Of a block; chunks that begin alike share it, and layers that are built alike. Ranks that
         begin at several places take as long as one that begins at their mean.
@@ -94,6 +121,7 @@ class KernelCalls:
         Args:
             frozen: those of the layer's groups that have no gradient.
             told: what else follows from where the chunk begins.
+            seen: the keys of a block that goes around a ring, which attention is of.
         """
         spec, starts = self.spec.layer(layer), self._starts(chunk)
         start = sum(starts) // len(starts)
@@ -106,23 +134,14 @@ class KernelCalls:
         call_id += ".frozen_experts" if experts_frozen and not is_frozen else ""
         call_id += ".trained_experts" if spec.experts and is_frozen and not experts_frozen else ""
         call_id += ".dense" if spec is not self.spec else ""
+        call_id += "" if seen is None else f".step{seen.step}"
         if call_id in self.builder.calls:
             return call_id
+        places = {"chunk_start": starts[:1] if kernel in _OF_ROWS else starts}
         work = self.work(start, spec)
-        costs: dict[str, Callable[[], tuple[Work, ...]]] = {
-            **{name: partial(priced, work) for name, priced in _PARTS.items()},
-            "block_forward": work.block_forward,
-            "block_recompute_experts": work.recompute_experts,
-            "block_recompute_attention": work.recompute_attention,
-            "block_recompute_input": work.recompute_input,
-            "block_backward": partial(
-                work.block_backward, frozen=is_frozen, frozen_experts=experts_frozen
-            ),
-            "block_combine_forward": work.combine_forward,
-            "block_dispatch_backward": work.dispatch_backward,
-            "experts_forward": work.shared_forward,
-            "experts_backward": partial(work.shared_backward, frozen_experts=experts_frozen),
-        }
+        if seen is not None:
+            work, told = self._of_block(seen, start, spec)
+            places[NUM_SEEN] = seen.keys
         attributes: dict[str, Attribute] = {
             "d_model": spec.d_model,
             "num_heads": spec.num_heads,
@@ -136,7 +155,7 @@ class KernelCalls:
             "dtype": spec.dtype,
             "num_tokens": self.workload.chunk_tokens,
             "seq_len": self.workload.seq_len,
-            **by_rank("cp", {"chunk_start": starts[:1] if kernel in _OF_ROWS else starts}),
+            **by_rank("cp", places),
             "attention": self.recipe.implementations.attention,
             **(told or {}),
         }
@@ -157,7 +176,7 @@ class KernelCalls:
                 attributes["frozen_experts"] = True
         if (lora := lora_of_layer(self.spec, self.recipe.lora, layer)) is not None:
             attributes |= lora.attributes
-        cost = costs[kernel]()
+        cost = _cost_of(kernel, work, frozen=is_frozen, frozen_experts=experts_frozen)
         for name, kept in (("base", base), ("experts_base", experts_base)):
             if kept != "model":
                 attributes[name] = kept
@@ -169,6 +188,16 @@ class KernelCalls:
         base, experts = (self.recipe.base_of(g) for g in (str(layer), f"{layer}{EXPERTS}"))
         reads_experts = spec.experts is not None and (kernel not in _PARTS or kernel in _OF_TOKENS)
         return base, experts if reads_experts else "model"
+
+    def _of_block(
+        self, seen: KeysSeen, start: int, spec: ModelSpec
+    ) -> tuple[ChunkWork, dict[str, Attribute]]:
+        """The work of a chunk on a block that goes around a ring, and what else its call is told:
+        of the mean of all ranks."""
+        mean = sum(seen.keys) // len(seen.keys)
+        if seen.step:
+            return self.work(start, spec, mean), {NOT_CAUSAL: True}
+        return self.work(mean - self.workload.chunk_tokens, spec), {}
 
     def _shared_attributes(self, experts: Experts, *, has_rows: bool) -> dict[str, Attribute]:
         """Of experts that ranks share: over how many, and the first that a rank has, which parts
@@ -210,3 +239,23 @@ class KernelCalls:
 def frozen_attribute(frozen: bool) -> dict[str, Attribute]:
     """What a call is told of weights that have no gradient: nothing where they have one."""
     return {"frozen": True} if frozen else {}
+
+
+def _cost_of(
+    kernel: str, work: ChunkWork, *, frozen: bool, frozen_experts: bool
+) -> tuple[Work, ...]:
+    costs: dict[str, Callable[[], tuple[Work, ...]]] = {
+        **{name: partial(priced, work) for name, priced in _PARTS.items()},
+        "block_forward": work.block_forward,
+        "block_recompute_experts": work.recompute_experts,
+        "block_recompute_attention": work.recompute_attention,
+        "block_recompute_input": work.recompute_input,
+        "block_backward": partial(
+            work.block_backward, frozen=frozen, frozen_experts=frozen_experts
+        ),
+        "block_combine_forward": work.combine_forward,
+        "block_dispatch_backward": work.dispatch_backward,
+        "experts_forward": work.shared_forward,
+        "experts_backward": partial(work.shared_backward, frozen_experts=frozen_experts),
+    }
+    return costs[kernel]()

@@ -15,10 +15,12 @@ from twinstream.models.lowering.decoder import DecoderLowering
 from twinstream.models.lowering.parts.expert_tasks import (
     ExpertTasks,
     SharedPartTasks,
+    SharedRingTasks,
     SharedSequenceTasks,
 )
 from twinstream.models.lowering.parts.part_blocks import lower_in_parts
 from twinstream.models.lowering.parts.part_tasks import PartTasks, runs_parts
+from twinstream.models.lowering.parts.ring_tasks import RingTasks
 from twinstream.models.lowering.parts.sequence_tasks import SequenceTasks
 from twinstream.models.lowering.parts.token_tasks import TokenTasks
 from twinstream.models.lowering.stage_cut import stage_cut
@@ -85,6 +87,8 @@ def _blocks(layout: Layout, recipe: Recipe) -> type[TaskBlocks]:
     shares = layout.ep > 1
     if not runs_parts(recipe) or not (layout.in_parts or shares):
         return TaskBlocks
+    if layout.cp > 1 and layout.cp_exchange == "ring":
+        return SharedRingTasks if shares else RingTasks
     if layout.splits_sequences:
         return SharedSequenceTasks if shares else SequenceTasks
     if layout.token_slices > 1:

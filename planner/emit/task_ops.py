@@ -10,6 +10,7 @@ from twinstream.schedule.chain import COMMUNICATE, Chain, Task
 from twinstream.schedule.derived.waits import derive_waits
 from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.ops import (
+    CollectiveName,
     Communicate,
     Compute,
     KernelCall,
@@ -30,9 +31,7 @@ class _Exchange:
     """What all tasks of one call have in common."""
 
     stream: Stream
-    collective: Literal[
-        "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "send", "recv"
-    ]  # fmt: skip
+    collective: CollectiveName
     axes: tuple[str, ...]
     shift: int
     reduction: Reduction

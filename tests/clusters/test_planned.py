@@ -65,6 +65,21 @@ def test_the_bound_is_below_every_plan_and_the_answer_near_the_fastest(fixed):
     assert found.best[0].step_s <= 1.02 * min(every)  # other cuts are tried of the best alone
 
 
+def test_of_both_exchanges_of_keys_the_faster_is_taken():
+    """Messages that take long make a ring wait, where one gather waits once."""
+    job, place, here = asked(chunk_tokens=32)
+    fixed = {"cp": 4, "tp": 1, "pp": 1, "dp": 1, "zero": 1}
+    steps = {}
+    for exchange in ("all_gather", "ring", "auto"):
+        found = search_layouts(
+            job, RANKS, place.cluster, {**fixed, "cp_exchange": exchange}, here=here
+        )
+        steps[exchange] = found.best[0].step_s
+        assert exchange in ("auto", found.best[0].layout.cp_exchange)
+    assert steps["ring"] != steps["all_gather"]
+    assert steps["auto"] == min(steps.values())
+
+
 def test_a_layout_is_planned_only_where_its_bound_is_better_than_the_best_plan():
     job, place, here = asked()
     found = search_layouts(job, RANKS, place.cluster, here=here)

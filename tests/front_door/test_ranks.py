@@ -154,6 +154,7 @@ def test_ranks_are_planned_for_a_cluster(profile):
             ("--virtual-stages", 2, "--pipeline", "gpipe"),
             "'gpipe' has no virtual stages: 2 a rank need",
         ),
+        (("--cp", 2, "--cp-parts", 2, "--cp-exchange", "ring"), "a ring of 2 parts of a sequence"),
         (("--tp", 3), "tp 3 are 3 ranks, and there are 2"),
         (("--policy", "resident"), "--policy is not of ranks that run"),
         (("--device-mem", "1MiB"), "stage 0 does not fit 1.00 MiB of device memory"),
@@ -164,13 +165,15 @@ def test_what_ranks_cannot_be_is_said_in_one_message(flags, said):
     assert said in error_of("plan", *TINY_STEP, "--machine", "cpu", "--ranks", 2, *flags)
 
 
-@pytest.mark.parametrize("axis", ["tp", "cp"])
-def test_ranks_with_parts_are_planned_by_our_kernels_and_run(axis, tmp_path):
-    plan, split = tmp_path / "plan.json", ("--gpus", 2, f"--{axis}", 2)
+@pytest.mark.parametrize("flags", [("--tp", 2), ("--cp", 2), ("--cp", 2, "--cp-exchange", "ring")])
+def test_ranks_with_parts_are_planned_by_our_kernels_and_run(flags, tmp_path):
+    plan, split = tmp_path / "plan.json", ("--gpus", 2, *flags)
+    axis = flags[0].strip("-")
     wanted = (*TINY_STEP, *CUT, "--machine", "cpu")
     planned = call("plan", *wanted, *split, "-o", plan, "--json").json()
     assert planned["layout"][axis] == 2 and planned["runs_here"]
     assert planned["recipe"]["kernels"]["vector"] == "eager"
+    assert planned["layout"].get("cp_exchange") == ("ring" if "ring" in flags else None)
     ran = call("run", plan, "--steps", 2, "--json").json()
     alone = tmp_path / "alone.json"
     call("plan", *wanted, "-o", alone)
@@ -179,8 +182,10 @@ def test_ranks_with_parts_are_planned_by_our_kernels_and_run(axis, tmp_path):
 
 
 def test_parts_are_not_of_layouts_that_are_priced():
-    flags = ("--cluster", "h100_dgx", "--gpus", 2, "--tp", 2, "--parts", 2)
-    assert "--parts is of ranks that run" in error_of("plan", *TINY_STEP, *flags)
+    flags = ("--cluster", "h100_dgx", "--gpus", 2)
+    for flag, value in (("--parts", 2), ("--cp-exchange", "ring")):
+        said = error_of("plan", *TINY_STEP, *flags, flag, value)
+        assert f"{flag} is of ranks that run" in said
 
 
 def test_a_predicted_layout_is_not_run(cluster_file):

@@ -57,6 +57,13 @@ def layout_refusal(layout: Layout) -> str | None:
         wrong.append(
             f"{layout.cp_parts} parts of a sequence on cp {layout.cp} (as many on each rank)"
         )
+    if layout.cp_exchange == "ring" and layout.cp_parts is not None:
+        wrong.append(
+            f"a ring of {layout.cp_parts} parts of a sequence (each cp merges blocks in another "
+            "order: give --cp-exchange all_gather)"
+        )
+    elif layout.cp_exchange == "ring" and layout.cp == 1:
+        wrong.append("a ring of one rank (give --cp N)")
     replicas = layout.dp * layout.cp
     if layout.zero and layout.shards != replicas:
         wrong.append(f"ZeRO over {layout.shards} of {replicas} replicas (only over all of them)")
@@ -84,6 +91,10 @@ def parts_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | None
         "modules that LoRA saves whole": recipe.lora is not None and bool(recipe.lora.saved),
         f"a base in {recipe.base}, of which {block} elements of a row share a scale,": any(
             width % unit for width in (decoder.d_model, *of_part)
+        ),
+        f"attention {recipe.implementations.attention}, which is causal alone, around a ring": (
+            layout.cp_exchange == "ring"
+            and attention_limits(recipe.implementations.attention).causal_alone
         ),
         "a loss of pairs": layout.splits_sequences and recipe.loss.sides > 1,
         f"the {recipe.loss.text}": recipe.loss.parts_kernel is None,

@@ -190,10 +190,10 @@ def exchange_times(runs: Sequence[MeasuredRanks]) -> dict[_Series, dict[int, lis
         for exchange in schedule.order:
             name, op_id = exchange.sides[0]
             op = _op(schedule, classes[name], op_id)
-            ranks = 2 if op.shift else len(exchange.sides)
+            kind: Collective = "send_recv" if op.shift else op.collective  # type: ignore[assignment]
+            ranks = 2 if kind == "send_recv" else len(exchange.sides)
             if ranks < 2:
                 continue
-            kind: Collective = "send_recv" if op.shift else op.collective  # type: ignore[assignment]
             times = found[kind, ranks, sums_of(op)][_size_bytes(schedule.of(classes[name]), op)]
             lines = [timeline.classes[side] for side, _ in exchange.sides]
             at = [

@@ -180,6 +180,14 @@ class RankOptions(OptionGroup):
         ge=1,
         rare=True,
     )
+    cp_exchange: Literal["all_gather", "ring", "auto"] | None = flag(
+        SEVERAL,
+        "NAME",
+        "How ranks of --cp exchange keys and values: all_gather (the default), ring (a rank keeps "
+        "blocks alone, the next travels beside attention) or auto: both are planned, the faster is "
+        "taken.",
+        rare=True,
+    )
     ep: int | None = flag(
         SEVERAL,
         "N",

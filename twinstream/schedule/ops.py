@@ -139,6 +139,11 @@ class Fetch(OpBase):
 Reduction = Literal["rank_order", "pairwise", "library"]
 
 
+CollectiveName = Literal[
+    "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "send_recv", "send", "recv"
+]  # fmt: skip
+
+
 class Communicate(OpBase):
     """One side of a collective, or of a message, among the ranks of a mesh (`schedule.cluster`).
 
@@ -150,7 +155,9 @@ class Communicate(OpBase):
     none is through before all have begun (rendezvous).
 
     An all_reduce updates its operands, reduce_scatter and all_gather read one and write the
-    other (or update one that holds both), all_to_all reads one and writes the other. What a
+    other (or update one that holds both), all_to_all reads one and writes the other. A send_recv
+    sends what it reads to the next rank of the group in rank order, the last to the first, and
+    writes what comes from the one before. What a
     reduce_scatter reads may be several pieces, one behind the other, which are all summed, first
     those of the first rank. With `rank_order` sums are taken in rank order in float32, the same
     bits on any transport; with `pairwise` neighbours are added up two by two, then the sums of
@@ -167,7 +174,7 @@ class Communicate(OpBase):
     """
 
     kind: Literal["communicate"] = "communicate"
-    collective: Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "send", "recv"]
+    collective: CollectiveName
     axes: Annotated[tuple[str, ...], Field(min_length=1)]
     shift: Annotated[int, Field(ge=-(2**20), le=2**20)] = 0
     sequence: Count

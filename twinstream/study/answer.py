@@ -37,7 +37,7 @@ LAYOUT_OF_RANKS = ("pp", "dp", "virtual_stages", "zero", "reduction", "pipeline"
 LAYOUT_OF_CLUSTERS = tuple(
     name
     for name in Layout.model_fields
-    if name not in ("stage_layers", "reduction", "parts", "cp_parts", "sliced_norms")
+    if name not in ("stage_layers", "reduction", "parts", "cp_parts", "cp_exchange", "sliced_norms")
 )
 
 

@@ -296,7 +296,7 @@ class LayoutQuery(Query):
                 within = [f" x {axis} {size}" for axis, size in degrees.items() if size > 1]
                 of = "".join((f"{layout.pp} stages", *within))
                 raise LayoutError(f"{self.num_gpus} ranks are no pipelines of {of}")
-            names = (*LAYOUT_OF_RANKS, "tp", "parts", "cp", "cp_parts")
+            names = (*LAYOUT_OF_RANKS, "tp", "parts", "cp", "cp_parts", "cp_exchange")
             before = {name: getattr(layout, name) for name in names}
             before["sequence_parallel"] = layout.token_slices > 1
             return self._on_ranks({**before, **self.fixed, "dp": replicas}, is_known=True)

@@ -83,7 +83,7 @@ _NOT_OF_CLUSTERS = (
 _OF_SEVERAL = {
     **dict.fromkeys(("tp", "cp", "pp", "dp", "ep", "shard", "virtual_stages"), 1),
     "pipeline": None, "reduction": None, "zero": 0, "keep": None, "parts": None, "cp_parts": None,
-    "sequence_parallel": None,
+    "sequence_parallel": None, "cp_exchange": None,
     "etp": 1, "expert_imbalance": 1.0, "tp_overlap": False, "capacity_factor": None,
     "expert_nodes": 1,
     "precision_units": None,
@@ -285,8 +285,8 @@ def _require_of(
         told = "is not of ranks that run: leave it out"
         asked.require_run()
     else:
-        for flag, given in (("--parts", asked.parts), ("--cp-parts", asked.cp_parts)):
-            if given is not None:
+        for flag in ("--parts", "--cp-parts", "--cp-exchange"):
+            if getattr(asked, flag.strip("-").replace("-", "_")) is not None:
                 raise LayoutError(
                     f"{flag} is of ranks that run: plan with --ranks N, or leave it out"
                 )

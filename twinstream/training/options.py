@@ -43,7 +43,10 @@ FIXED = (
     *("attention", "max_grad_norm"),
 )
 # Of ranks: none of it decides the data.
-LAYOUT = ("pp", "dp", "zero", "tp", "cp", "ep", "pipeline", "virtual_stages", "sequence_parallel")
+LAYOUT = (
+    *("pp", "dp", "zero", "tp", "cp", "cp_exchange", "ep", "pipeline", "virtual_stages"),
+    "sequence_parallel",
+)
 ALIASES = {"lr": "learning_rate"}
 
 

@@ -26,7 +26,6 @@ from twinstream.executor.kernels.workspace import Workspace
 _NO_WINDOW = (-1, -1)
 _NO_SOFTCAP = 0.0
 _NO_DROPOUT = 0.0
-_CAUSAL = True
 _DETERMINISTIC = True
 
 
@@ -107,11 +106,14 @@ class Flash2(Flash):
         operands = (inputs.q, inputs.k, inputs.v, result.out)
         rest = (*_NO_WINDOW, _NO_SOFTCAP, False, None)
         if starts is None:
-            out, lse, *_ = library.fwd(*operands, None, _NO_DROPOUT, inputs.scale, _CAUSAL, *rest)
+            out, lse, *_ = library.fwd(
+                *operands, None, _NO_DROPOUT, inputs.scale, inputs.causal, *rest
+            )
         else:
             out, lse, *_ = library.varlen_fwd(
                 *operands, starts.cu_seqlens, starts.cu_seqlens, None, None, None, None,
-                starts.longest, starts.longest, _NO_DROPOUT, inputs.scale, False, _CAUSAL, *rest,
+                starts.longest, starts.longest, _NO_DROPOUT, inputs.scale, False, inputs.causal,
+                *rest,
             )  # fmt: skip
         if out.data_ptr() != result.out.data_ptr():  # a single query is computed elsewhere
             result.out.copy_(out)
@@ -126,11 +128,11 @@ class Flash2(Flash):
         )  # fmt: skip
         rest = (*_NO_WINDOW, _NO_SOFTCAP, _DETERMINISTIC, None, None)
         if starts is None:
-            library.bwd(*operands, None, _NO_DROPOUT, inputs.scale, _CAUSAL, *rest)
+            library.bwd(*operands, None, _NO_DROPOUT, inputs.scale, inputs.causal, *rest)
         else:
             library.varlen_bwd(
                 *operands, starts.cu_seqlens, starts.cu_seqlens, None, starts.longest,
-                starts.longest, _NO_DROPOUT, inputs.scale, False, _CAUSAL, *rest,
+                starts.longest, _NO_DROPOUT, inputs.scale, False, inputs.causal, *rest,
             )  # fmt: skip
 
 
@@ -150,7 +152,7 @@ class Flash3(Flash):
         importlib.import_module("flash_attn_3._C")  # registers the operators
         _, lse, *_ = torch.ops.flash_attn_3.fwd(
             inputs.q, inputs.k, inputs.v, out=result.out, softmax_scale=inputs.scale,
-            is_causal=_CAUSAL, num_splits=1, **_cumulative_lengths(call.starts),
+            is_causal=inputs.causal, num_splits=1, **_cumulative_lengths(call.starts),
         )  # fmt: skip
         result.lse.copy_(lse)
 
@@ -160,7 +162,7 @@ class Flash3(Flash):
         d_k, d_v = into.d_kv.unbind(-3)
         torch.ops.flash_attn_3.bwd(
             into.d_out, inputs.q, inputs.k, inputs.v, result.out, result.lse, dq=into.d_q, dk=d_k,
-            dv=d_v, softmax_scale=inputs.scale, is_causal=_CAUSAL,
+            dv=d_v, softmax_scale=inputs.scale, is_causal=inputs.causal,
             deterministic=_DETERMINISTIC, **_cumulative_lengths(call.starts),
         )  # fmt: skip
 
@@ -184,7 +186,7 @@ class Flash4(Flash):
             lse = call.workspace.take(tuple(lse.shape), torch.float32)
         library = importlib.import_module("flash_attn.cute.interface")
         library._flash_attn_fwd(
-            inputs.q, inputs.k, inputs.v, softmax_scale=inputs.scale, causal=_CAUSAL,
+            inputs.q, inputs.k, inputs.v, softmax_scale=inputs.scale, causal=inputs.causal,
             num_splits=1, return_lse=True, out=result.out, lse=lse,
             **_cumulative_lengths(call.starts),
         )  # fmt: skip
@@ -197,8 +199,8 @@ class Flash4(Flash):
         library = importlib.import_module("flash_attn.cute.interface")
         library._flash_attn_bwd(
             inputs.q, inputs.k, inputs.v, result.out, into.d_out, result.lse,
-            softmax_scale=inputs.scale, causal=_CAUSAL, deterministic=_DETERMINISTIC, dq=into.d_q,
-            dk=d_k, dv=d_v, **_cumulative_lengths(call.starts),
+            softmax_scale=inputs.scale, causal=inputs.causal, deterministic=_DETERMINISTIC,
+            dq=into.d_q, dk=d_k, dv=d_v, **_cumulative_lengths(call.starts),
         )  # fmt: skip
 
 

@@ -65,7 +65,7 @@ class AttentionInputs:
     """Queries, keys and values, and the factor on the scores; views may be strided.
 
     `starts` are of packed sequences whose tokens do not see one another: B is 1, and S = C the
-    tokens of all.
+    tokens of all. Where it is not `causal` every query sees all keys.
     """
 
     q: torch.Tensor  # [B, S, H, D]
@@ -73,6 +73,7 @@ class AttentionInputs:
     v: torch.Tensor  # [B, C, K, D]
     scale: float
     starts: Starts | None = None
+    causal: bool = True
 
 
 @dataclass(frozen=True)

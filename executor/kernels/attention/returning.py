@@ -67,8 +67,7 @@ class Returning(AttentionImplementation):
             result.out.copy_(found[0].out)
             result.lse.copy_(found[0].lse)
             return
-        with workspace.frame():
-            _merge(found[0], found[1], result, workspace)
+        merge(found[0], found[1], result, workspace)
 
     def _backward(
         self, inputs: AttentionInputs, result: AttentionResult, gradients: AttentionGradients,
@@ -89,8 +88,8 @@ class Returning(AttentionImplementation):
     def _parts(self, inputs: AttentionInputs) -> Iterator[_Part]:
         num_keys = inputs.k.shape[1]
         num_past = num_keys - inputs.q.shape[1]
-        if num_past == 0 or not self.masks_top_left:
-            yield _Part(inputs, slice(0, num_keys), causal=True)
+        if num_past == 0 or not (self.masks_top_left and inputs.causal):
+            yield _Part(inputs, slice(0, num_keys), causal=inputs.causal)
             return
         for keys, causal in ((slice(0, num_past), False), (slice(num_past, num_keys), True)):
             some = AttentionInputs(inputs.q, inputs.k[:, keys], inputs.v[:, keys], inputs.scale)
@@ -104,22 +103,23 @@ def _put(into: torch.Tensor, gradient: torch.Tensor, *, add: bool) -> None:
         into.copy_(gradient)
 
 
-def _merge(
+def merge(
     past: AttentionResult, current: AttentionResult, result: AttentionResult, workspace: Workspace
 ) -> None:
-    """The result over the keys of both parts, in float32, rounded once."""
+    """The result over the keys of both parts, in float32, rounded once; it may be the first."""
     _, num_queries, num_heads, head_dim = current.out.shape
     torch.logaddexp(past.lse, current.lse, out=result.lse)
-    share_BHS = workspace.take(tuple(current.lse.shape), torch.float32)
-    torch.sub(current.lse, result.lse, out=share_BHS).exp_()
-    step = max(1, min(num_queries, MERGE_BLOCK_ELEMENTS // (num_heads * head_dim)))
-    shape = (step, num_heads, head_dim)
-    past_block, current_block = (workspace.take(shape, torch.float32) for _ in range(2))
-    for index in range(current.out.shape[0]):
-        for start in range(0, num_queries, step):
-            rows = slice(start, min(start + step, num_queries))
-            count = rows.stop - rows.start
-            share_SH1 = share_BHS[index, :, rows].t()[:, :, None]
-            merged = past_block[:count].copy_(past.out[index, rows])
-            merged.lerp_(current_block[:count].copy_(current.out[index, rows]), share_SH1)
-            result.out[index, rows].copy_(merged)
+    with workspace.frame():
+        share_BHS = workspace.take(tuple(current.lse.shape), torch.float32)
+        torch.sub(current.lse, result.lse, out=share_BHS).exp_()
+        step = max(1, min(num_queries, MERGE_BLOCK_ELEMENTS // (num_heads * head_dim)))
+        shape = (step, num_heads, head_dim)
+        past_block, current_block = (workspace.take(shape, torch.float32) for _ in range(2))
+        for index in range(current.out.shape[0]):
+            for start in range(0, num_queries, step):
+                rows = slice(start, min(start + step, num_queries))
+                count = rows.stop - rows.start
+                share_SH1 = share_BHS[index, :, rows].t()[:, :, None]
+                merged = past_block[:count].copy_(past.out[index, rows])
+                merged.lerp_(current_block[:count].copy_(current.out[index, rows]), share_SH1)
+                result.out[index, rows].copy_(merged)

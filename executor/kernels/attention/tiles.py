@@ -23,15 +23,17 @@ class Sequence:
     k: torch.Tensor  # [C, K, D]
     v: torch.Tensor  # [C, K, D]
     scale: float
+    causal: bool
 
     @classmethod
     def of(cls, inputs: AttentionInputs, index: int) -> "Sequence":
-        return cls(inputs.q[index], inputs.k[index], inputs.v[index], inputs.scale)
+        q, k, v = (x[index] for x in (inputs.q, inputs.k, inputs.v))
+        return cls(q, k, v, inputs.scale, inputs.causal)
 
     @property
     def offset(self) -> int:
-        """Position of the first query."""
-        return self.k.shape[0] - self.q.shape[0]
+        """Position of the first query, behind all keys where it sees them."""
+        return self.k.shape[0] - (self.q.shape[0] if self.causal else 0)
 
     def query_tiles(self) -> Iterator[slice]:
         num_queries = self.q.shape[0]
@@ -40,7 +42,7 @@ class Sequence:
 
     def key_tiles(self, queries: slice) -> Iterator[slice]:
         """The keys that at least one of the queries sees."""
-        num_visible = self.offset + queries.stop
+        num_visible = min(self.offset + queries.stop, self.k.shape[0])
         for start in range(0, num_visible, KEY_TILE):
             yield slice(start, min(start + KEY_TILE, num_visible))
 

@@ -214,6 +214,18 @@ def attention_backward(
     """
     spec = block.call.spec
     d_out_TQ, rotated_TQ = block.take(spec.d_q), block.take(spec.d_q)
+    output_backward(block, gradients, d_out_TQ)
+    sums = context_gradient(block) if block.call.sliced else d_kv_T2KE
+    assert sums is not None, "whole sequences have theirs at once"
+    keys_backward(block, d_out_TQ, rotated_TQ, d_q_TQ, sums)
+    if block.call.sliced and d_kv_T2KE is not None:
+        block.calls.add(d_kv_T2KE.copy_, sums[block.call.chunk_start :])
+
+
+def output_backward(
+    block: BlockOperands, gradients: BlockGradients, d_out_TQ: torch.Tensor
+) -> None:
+    """From x_o to attention's output."""
     gradients.add_matmul("o_proj", gradients.d_hidden, block.attention_out)
     with block.workspace.frame():
         d_outputs, weight = {"o": gradients.d_hidden}, block.matrix("o_proj")
@@ -221,9 +233,14 @@ def attention_backward(
         block.adapters.write_low_again("o", block.attention_out)
         gradients.adapters.add("o", d_outputs, block.attention_out, d_low)
         block.adapters.input_gradient("o", d_low, gradients.d_hidden, weight, d_out_TQ)
+
+
+def keys_backward(
+    block: BlockOperands, d_out_TQ: torch.Tensor, rotated_TQ: torch.Tensor, d_q_TQ: torch.Tensor,
+    sums: torch.Tensor,
+) -> None:  # fmt: skip
+    """From attention's output to rotated Q; the gradients of K and V are written, or added."""
     write_rotated_q(block, rotated_TQ)
-    sums = _context_gradient(block) if block.call.sliced else d_kv_T2KE
-    assert sums is not None, "whole sequences have theirs at once"
     block.calls.add(
         attention_implementation(block.call.attention).backward,
         block.attention_inputs(rotated_TQ),
@@ -236,15 +253,12 @@ def attention_backward(
         ),
         block.workspace.remaining(),
     )
-    if block.call.sliced and d_kv_T2KE is not None:
-        block.calls.add(d_kv_T2KE.copy_, sums[block.call.chunk_start :])
 
 
-def _context_gradient(block: BlockOperands) -> torch.Tensor:
+def context_gradient(block: BlockOperands) -> torch.Tensor:
     """Float32 gradients of all K and V seen, which later slices have added to already."""
     spec, operand = block.call.spec, block.operands["d_context"]
-    num_seen = block.call.chunk_start + block.call.num_tokens
-    sums = operand.view(torch.float32, (num_seen, 2, spec.num_kv_heads, spec.head_dim))
+    sums = operand.view(torch.float32, (block.call.num_seen, 2, spec.num_kv_heads, spec.head_dim))
     if operand.mode == "write":
         block.calls.add(operand.bytes.zero_)
     return sums

@@ -9,10 +9,12 @@ from twinstream.executor.kernels.operand import DTYPES
 from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.kernel_costs.attributes import (
     IN_PARTS,
+    NOT_CAUSAL,
     Attributes,
     base_format,
     experts_of,
     is_frozen,
+    keys_seen,
     most_packed,
     ranks_of_experts,
     required_attributes,
@@ -51,7 +53,8 @@ class BlockCall:
     It packs at most `most_packed` sequences of any lengths up to `seq_len`, if that is not 0.
     `frozen` weights have no gradient, nor have `frozen_experts`; adapters, if there are any, do.
     With `in_parts` it is a part of a block, and the spec has the sizes of that. Of `ep` ranks each
-    has some of its experts: rows are sent to them by others than this call.
+    has some of its experts: rows are sent to them by others than this call. It sees `num_seen`
+    keys: those up to its own or, where it is not `causal`, others' alone.
     """
 
     spec: ModelSpec
@@ -67,10 +70,13 @@ class BlockCall:
     experts_base: BaseFormat = "model"
     in_parts: bool = False
     ep: int = 1
+    num_seen: int = 0
+    causal: bool = True
 
     @classmethod
     def from_attributes(cls, attributes: Attributes) -> "BlockCall":
         fields = required_attributes(attributes, *_SPEC_FIELDS)
+        tokens, start = (typed_attribute(attributes, n, int) for n in ("num_tokens", "chunk_start"))
         # A block depends neither on the depth nor on the vocabulary of its model.
         spec = ModelSpec.model_validate(
             {
@@ -81,9 +87,9 @@ class BlockCall:
         )  # fmt: skip
         return cls(
             spec=spec,
-            num_tokens=typed_attribute(attributes, "num_tokens", int),
+            num_tokens=tokens,
             seq_len=typed_attribute(attributes, "seq_len", int),
-            chunk_start=typed_attribute(attributes, "chunk_start", int),
+            chunk_start=start,
             attention=typed_attribute(attributes, "attention", str),
             most_packed=most_packed(attributes),
             frozen=is_frozen(attributes),
@@ -93,6 +99,8 @@ class BlockCall:
             experts_base=base_format(attributes, "experts_base"),
             in_parts=IN_PARTS in attributes,
             ep=ranks_of_experts(attributes),
+            num_seen=keys_seen(attributes, start + tokens),
+            causal=NOT_CAUSAL not in attributes,
         )
 
     @property

@@ -5,6 +5,7 @@ Recomputed bytes equal the forward's because they come from the same calls on th
 
 import torch
 
+from twinstream.executor.kernels.attention.implementation import AttentionResult
 from twinstream.executor.kernels.attention.registry import attention_implementation
 from twinstream.executor.kernels.block.block_operands import BlockOperands
 from twinstream.executor.kernels.block.experts_forward import (
@@ -138,14 +139,14 @@ def write_q(block: BlockOperands, normed_TD: torch.Tensor) -> None:
     project(block, normed_TD, "q", block.q)
 
 
-def write_attention(block: BlockOperands) -> None:
+def write_attention(block: BlockOperands, into: AttentionResult | None = None) -> None:
     """Attention's output and log-sum-exp, from Q and from the saved K and V."""
     with block.workspace.frame():
         rotated = block.take(block.call.spec.d_q)
         write_rotated_q(block, rotated)
         forward = attention_implementation(block.call.attention).forward
         inputs, workspace = block.attention_inputs(rotated), block.workspace.remaining()
-        block.calls.add(forward, inputs, block.attention_result, workspace)
+        block.calls.add(forward, inputs, into or block.attention_result, workspace)
 
 
 def write_rotated_q(block: BlockOperands, out_TQ: torch.Tensor) -> None:

@@ -167,8 +167,8 @@ class BlockOperands:
         """[C, 2, K, E]: K and V of the context, and right behind it those of the chunk; where the
         chunk has none by itself, all of them are the context's."""
         if "kv" not in self.operands:
-            spec, num_seen = self.call.spec, self.call.chunk_start + self.call.num_tokens
-            all_seen = (num_seen, 2, spec.num_kv_heads, spec.head_dim)
+            spec = self.call.spec
+            all_seen = (self.call.num_seen, 2, spec.num_kv_heads, spec.head_dim)
             return self.operands["context"].view(self.call.dtype, all_seen)
         kv = self.kv
         if self.call.chunk_start == 0:
@@ -191,6 +191,7 @@ class BlockOperands:
             v=seen_BC2KE[:, :, 1],
             scale=float(self.call.spec.head_dim) ** -0.5,
             starts=self.starts,
+            causal=self.call.causal,
         )
 
     @property

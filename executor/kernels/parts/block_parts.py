@@ -11,11 +11,16 @@ from dataclasses import dataclass, field
 
 import torch
 
+from twinstream.executor.kernels.attention.implementation import AttentionResult
+from twinstream.executor.kernels.attention.returning import merge
 from twinstream.executor.kernels.block.adapters import AdapterGradients
 from twinstream.executor.kernels.block.block_backward import (
     BlockGradients,
     attention_backward,
+    context_gradient,
     gate_up_backward,
+    keys_backward,
+    output_backward,
     qkv_gradients,
     swiglu_backward,
     write_input_gradient,
@@ -158,8 +163,68 @@ def context_part_backward(
     block = BlockOperands.of(operands, attributes, vector, calls)
     gradients = _PartGradients.of_part(block, attributes, frozenset({"o_proj"}), {})
     gradients.adapters.begin(frozenset({"o"}))
-    d_q_TQ = operands["d_q"].view(block.call.dtype, (block.call.num_tokens, block.call.spec.d_q))
-    attention_backward(block, gradients, d_q_TQ, None)
+    attention_backward(block, gradients, _by_heads(block, "d_q"), None)
+
+
+def q_part_recompute(
+    operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
+) -> None:
+    """Write Q again."""
+    rewrite_q(BlockOperands.of(operands, attributes, vector, calls))
+
+
+def ring_part_forward(
+    operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
+) -> None:
+    """Attend to a block of keys that has come, and merge that with attention so far.
+
+    Ranks whose chunk comes before all keys of the block have nothing to do.
+    """
+    block = BlockOperands.of(operands, attributes, vector, calls)
+    if not block.call.num_seen:
+        return
+    with block.workspace.frame():
+        so_far = block.attention_result
+        out_TQ = block.take(block.call.spec.d_q)
+        lse = block.workspace.take(tuple(so_far.lse.shape), torch.float32)
+        found = AttentionResult(block.by_sequence(out_TQ), lse)
+        write_attention(block, found)
+        calls.add(merge, so_far, found, so_far, block.workspace.remaining())
+
+
+def output_part_forward(
+    operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
+) -> None:
+    """Write the heads' piece of the output projection."""
+    block = BlockOperands.of(operands, attributes, vector, calls)
+    _write_piece(block, "o", block.attention_out)
+
+
+def output_part_backward(
+    operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
+) -> None:
+    """Write the gradient of attention's output; add that of the output's weight."""
+    block = BlockOperands.of(operands, attributes, vector, calls)
+    gradients = _PartGradients.of_part(block, attributes, frozenset({"o_proj"}), {})
+    gradients.adapters.begin(frozenset({"o"}))
+    output_backward(block, gradients, _by_heads(block, "d_attention"))
+
+
+def ring_part_backward(
+    operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
+) -> None:
+    """Add the gradients of rotated Q, and of a block's K and V, that follow from that block."""
+    block = BlockOperands.of(operands, attributes, vector, calls)
+    sums = context_gradient(block)
+    if not block.call.num_seen:
+        return
+    d_q_TQ, width = _by_heads(block, "d_q"), block.call.spec.d_q
+    rotated_TQ, own_TQ = block.take(width), d_q_TQ
+    if not block.call.causal:
+        own_TQ = block.take(width)
+    keys_backward(block, _by_heads(block, "d_attention"), rotated_TQ, own_TQ, sums)
+    if own_TQ is not d_q_TQ:
+        calls.add(d_q_TQ.add_, own_TQ)
 
 
 def qkv_part_backward(
@@ -167,7 +232,7 @@ def qkv_part_backward(
 ) -> None:
     """From the gradients of rotated Q, K and V to those of their weights, and to the piece."""
     block = BlockOperands.of(operands, attributes, vector, calls)
-    tokens, spec = block.call.num_tokens, block.call.spec
+    spec = block.call.spec
     piece, heads = _piece(block), _head_norms(block, attributes)
     gradients = _PartGradients.of_part(block, attributes, _ATTENTION, heads, piece)
     gradients.adapters.begin(frozenset({"qkv"}))
@@ -176,7 +241,7 @@ def qkv_part_backward(
     row = 2 * spec.d_kv * torch.float32.itemsize
     start_bytes = typed_attribute(attributes, "kv_start", int) * row
     sums = operands["d_kv"].view(torch.float32, tuple(d_kv_T2KE.shape), start_bytes)
-    calls.add(d_q_TQ.copy_, operands["d_q"].view(block.call.dtype, (tokens, spec.d_q)))
+    calls.add(d_q_TQ.copy_, _by_heads(block, "d_q"))
     calls.add(d_kv_T2KE.copy_, sums)
     with block.workspace.frame():
         _qkv_backward(block, gradients, d_qkv_TN, piece)
@@ -263,6 +328,12 @@ def _normed(block: BlockOperands, name: str) -> torch.Tensor:
     normed = block.take(block.call.spec.d_model)
     block.calls.add(block.vector.write_normed, block.norm(name), normed, eps=block.call.eps_again)
     return normed
+
+
+def _by_heads(block: BlockOperands, operand: str) -> torch.Tensor:
+    """A [T, Q] operand."""
+    shape = (block.call.num_tokens, block.call.spec.d_q)
+    return block.operands[operand].view(block.call.dtype, shape)
 
 
 def _piece(block: BlockOperands) -> torch.Tensor:

@@ -10,6 +10,7 @@ from twinstream.models.kernel_costs.attributes import (
     base_format,
     experts_of,
     is_frozen,
+    keys_seen,
     most_packed,
     ranks_of_experts,
     typed_attribute,
@@ -151,13 +152,15 @@ def attention_shape(attributes: Attributes) -> AttentionShape:
     Raises:
         TwinstreamError: an attribute is missing or of another type.
     """
-    tokens, seq_len = (typed_attribute(attributes, name, int) for name in ("num_tokens", "seq_len"))
+    tokens, seq_len, start = (
+        typed_attribute(attributes, name, int) for name in ("num_tokens", "seq_len", "chunk_start")
+    )
     most = most_packed(attributes)
     queries = tokens if most else min(tokens, seq_len)
     return AttentionShape(
         num_sequences=tokens // queries,
         num_queries=queries,
-        num_keys=typed_attribute(attributes, "chunk_start", int) + queries,
+        num_keys=max(queries, keys_seen(attributes, start + queries)),
         num_heads=typed_attribute(attributes, "num_heads", int),
         num_kv_heads=typed_attribute(attributes, "num_kv_heads", int),
         head_dim=typed_attribute(attributes, "head_dim", int),

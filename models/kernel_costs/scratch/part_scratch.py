@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from twinstream.models.decoders.sizes import ITEMSIZE_BYTES
+from twinstream.models.kernel_costs.attention_memory import aligned_float32, merge_block_rows
 from twinstream.models.kernel_costs.attention_shape import AttentionPass
 from twinstream.models.kernel_costs.attributes import (
+    NOT_CAUSAL,
     NUM_SLICES,
     Attributes,
     count_of,
@@ -73,6 +75,27 @@ def _context_backward(attributes: Attributes) -> int:
     block = block_sizes(attributes)
     scratch = max(block.attention_scratch("backward"), block.low("o"))
     return _rstd(block) + 2 * _width(block, block.q) + scratch
+
+
+def _ring_forward(attributes: Attributes) -> int:
+    """What a block gives; rotated Q and attention's own, or what merging takes."""
+    block = block_sizes(attributes)
+    shape = block.attention_shape
+    merging = aligned_float32(shape.rows) + 2 * aligned_float32(merge_block_rows(shape) * block.q)
+    result = _width(block, block.q) + aligned_float32(shape.rows)
+    return _rstd(block) + result + max(block.rotated_and_attention, merging)
+
+
+def _ring_backward(attributes: Attributes) -> int:
+    """Rotated Q, the gradient of Q by itself where it is added, and attention's own."""
+    block = block_sizes(attributes)
+    widths = (2 if NOT_CAUSAL in attributes else 1) * _width(block, block.q)
+    return _rstd(block) + widths + block.attention_scratch("backward")
+
+
+def _of_output(attributes: Attributes, *, backward: bool) -> int:
+    block = block_sizes(attributes)
+    return _rstd(block) + (block.low("o") if backward else 0)
 
 
 def _qkv_backward(attributes: Attributes, *, sums: bool) -> int:
@@ -167,6 +190,11 @@ def _formulas(of_all: Formula, *, sums: bool) -> dict[str, Formula]:
         "context_part_forward": _attention_forward,
         "context_part_recompute": _attention_forward,
         "context_part_backward": _context_backward,
+        "q_part_recompute": _kv_forward,
+        "ring_part_forward": _ring_forward,
+        "ring_part_backward": _ring_backward,
+        "output_part_forward": partial(_of_output, backward=False),
+        "output_part_backward": partial(_of_output, backward=True),
         "qkv_part_backward": partial(_qkv_backward, sums=sums),
         "mlp_part_forward": _mlp_forward,
         "mlp_part_recompute": _mlp_recompute,
@@ -193,4 +221,6 @@ PARTS_ATTENTION: Mapping[str, AttentionPass] = {
     "context_part_forward": "forward",
     "context_part_recompute": "forward",
     "context_part_backward": "backward",
+    "ring_part_forward": "forward",
+    "ring_part_backward": "backward",
 }

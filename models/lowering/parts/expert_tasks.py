@@ -18,6 +18,7 @@ from twinstream.models.lowering.chain_builder import CollectiveCall
 from twinstream.models.lowering.declarations import dense_tensor
 from twinstream.models.lowering.decoder_calls import KernelCalls
 from twinstream.models.lowering.parts.part_tasks import PartTasks
+from twinstream.models.lowering.parts.ring_tasks import RingTasks
 from twinstream.models.lowering.parts.sequence_tasks import SequenceTasks
 from twinstream.models.lowering.stage_cut import StageCut
 from twinstream.models.lowering.task_blocks import TaskBlocks
@@ -295,6 +296,10 @@ class SharedPartTasks(RowExchange, PartTasks):
 
 class SharedSequenceTasks(SharedPartTasks, SequenceTasks):
     """The same of slices of every sequence."""
+
+
+class SharedRingTasks(SharedPartTasks, RingTasks):
+    """The same of slices whose keys and values go around a ring."""
 
 
 def _staggered(chunks: range, stages: Sequence[Callable[[int], None]]) -> None:

@@ -28,7 +28,7 @@ from twinstream.schedule.ops import TaskOperand
 from twinstream.schedule.workload import Workload
 
 Half = Literal["low", "high"]
-_HALVES: tuple[Half, Half] = ("low", "high")
+HALVES: tuple[Half, Half] = ("low", "high")
 _LATER = "later_loss"  # of all microbatches but the first
 
 
@@ -85,7 +85,7 @@ class SequenceShapes(PartShapes):
     def keys(self, layer: int, sequence: int, number: int) -> tuple[str, ...]:
         """K and V of a rank's chunks of a sequence: of each half, or of all where it has all."""
         name = f"kv.{layer}.{sequence}{PART}{number}"
-        return tuple(f"{name}.{half}" for half in _HALVES) if self.is_gathered else (name,)
+        return tuple(f"{name}.{half}" for half in HALVES) if self.is_gathered else (name,)
 
     def kv_of(self, layer: int, chunk: int, number: int) -> str:
         sequence, index = divmod(chunk, self.each)
@@ -127,7 +127,7 @@ class SequenceTasks(PartTasks):
         super().__init__(spec, workload, recipe, cut)
         self._chunks_each //= cut.layout.cp
         told = self.builder, self.spec.part, self.workload, recipe, cut.layout
-        self.calls = SliceCalls(*told, shapes=self.shapes)
+        self.calls: SliceCalls = SliceCalls(*told, shapes=self.shapes)
 
     def _declare(self) -> None:
         super()._declare()
@@ -147,7 +147,7 @@ class SequenceTasks(PartTasks):
 
     def _declare_contexts(self) -> None:
         """Keys and values of the rank's chunks, of all that a layer has gathered, and gradients."""
-        builder, shapes, dtype = self.builder, self.shapes, self.spec.dtype
+        shapes, dtype = self.shapes, self.spec.dtype
         tokens, count = self.workload.chunk_tokens, self.workload.chunks_per_sequence
         rows = tokens * shapes.half
         for sequence in shapes.sequences():
@@ -158,17 +158,19 @@ class SequenceTasks(PartTasks):
                         pieces = [f"part{i}" for i in range(shapes.each // len(held))]
                         self._declare_keys(name, dtype, tokens, pieces)
                     for name in shapes.sums_of_keys(layer, sequence, number):
-                        self._declare_keys(name, "float32", tokens * count // 2, _HALVES)
+                        self._declare_keys(name, "float32", tokens * count // 2, HALVES)
                 where = f"{sequence}{PART}{number}"
                 if shapes.is_gathered:
-                    self._declare_keys(f"context.{where}", dtype, tokens * count // 2, _HALVES)
-                    for half in _HALVES:
+                    self._declare_keys(f"context.{where}", dtype, tokens * count // 2, HALVES)
+                    for half in HALVES:
                         self._declare_keys(f"d_kv.{where}.{half}", "float32", rows, ())
-        width = self.spec.part.d_q
         for chunk in range(shapes.num_chunks):
             for number in range(self.spec.parts_each):
-                name = f"d_q.{chunk}{PART}{number}"
-                builder.declare(dense_tensor(name, "activation", dtype, (tokens, width)))
+                self._declare_by_heads(f"d_q.{chunk}{PART}{number}")
+
+    def _declare_by_heads(self, name: str) -> None:
+        shape = (self.workload.chunk_tokens, self.spec.part.d_q)
+        self.builder.declare(dense_tensor(name, "activation", self.spec.dtype, shape))
 
     def _declare_keys(
         self, name: str, dtype: str, tokens: int, pieces: "list[str] | tuple[str, ...]"
@@ -184,9 +186,9 @@ class SequenceTasks(PartTasks):
 
     # Forward
 
-    def _forward_attention(self, layer: int) -> None:
+    def _write_keys(self, layer: int) -> None:
         builder, shapes = self.builder, self.shapes
-        for half in _HALVES:
+        for half in HALVES:
             for chunk in self._of_half(half):
                 for number in range(self.spec.parts_each):
                     operands = [
@@ -197,6 +199,10 @@ class SequenceTasks(PartTasks):
                     call = self.calls.block("kv_part_forward", chunk, layer)
                     self._task("kv_forward", chunk, layer, call, operands, number)
             self._gather_keys("kv", half, layer)
+
+    def _forward_attention(self, layer: int) -> None:
+        builder = self.builder
+        self._write_keys(layer)
         for chunk in self._chunks():
             for number in range(self.spec.parts_each):
                 where = f"{layer}.{chunk}{PART}{number}"
@@ -216,7 +222,7 @@ class SequenceTasks(PartTasks):
             return
         said = CollectiveCall("all_gather", (CP,), CP, last_first=half == "high")
         for sequence, number in self._sequences():
-            own = self.shapes.keys(layer, sequence, number)[_HALVES.index(half)]
+            own = self.shapes.keys(layer, sequence, number)[HALVES.index(half)]
             operands = [
                 self.builder.read("own", own),
                 self.builder.write("all", f"context.{sequence}{PART}{number}.{half}"),
@@ -240,17 +246,17 @@ class SequenceTasks(PartTasks):
         )
 
     def _halves_seen(self, chunk: int) -> int:
-        return 1 + _HALVES.index(self.shapes.half_of(chunk))
+        return 1 + HALVES.index(self.shapes.half_of(chunk))
 
     # Backward
 
     def _backward_layer(self, round_: int, layer: int) -> None:
-        for half in _HALVES[::-1]:
+        for half in HALVES[::-1]:
             self._gather_keys("kv_again", half, layer)
         super()._backward_layer(round_, layer)
 
     def _backward_attention(self, layer: int) -> None:
-        for half in _HALVES[::-1]:
+        for half in HALVES[::-1]:
             for chunk in self._of_half(half)[::-1]:
                 self._norm_backward("ffn_norm", chunk, layer, f"x_o.{layer}.{chunk}")
                 for number in range(self.spec.parts_each):
@@ -353,7 +359,7 @@ class SequenceTasks(PartTasks):
     def _complete_loss(self, name: str) -> None:
         """Add up what parts, and then what ranks, have of a loss."""
         self._add_pairwise(name, self.shapes.sums(name), 1, "float32", None)
-        if self.shapes.is_gathered:
+        if self.cut.layout.cp > 1:
             said = CollectiveCall("all_reduce", (CP,), f"{CP}.loss", reduction="pairwise")
             loss = self.builder.update("loss", name)
             self.builder.communicate(f"reduce.{name}", said, [loss], self.builder.label(CP))
@@ -366,8 +372,9 @@ class SequenceTasks(PartTasks):
         self._add_pairwise(f"grad.{group}", sums, count, dtype, self.spec.layer_of(group))
 
     def _add_pairwise(
-        self, what: str, sums: list[str], count: int, dtype: str, layer: int | None
-    ) -> None:
+        self, what: str, sums: list[str], count: int, dtype: str, layer: int | None,
+        *held: TaskOperand,
+    ) -> None:  # fmt: skip
         """Add up tensors of so many elements, neighbours first, into the first of them."""
         builder, apart = self.builder, 1
         while apart < len(sums):
@@ -380,6 +387,7 @@ class SequenceTasks(PartTasks):
                 operands = [
                     builder.update("sum", sums[place]),
                     builder.read("gradients", sums[place + apart]),
+                    *held,
                 ]
                 name = f"r0.add.{what}.{place}.{apart}.{self._microbatch}"
                 label = builder.label("add_gradients", layer)

@@ -26,7 +26,8 @@ from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
 from twinstream.models.recipes.lora import lora_of
 from twinstream.models.recipes.recipe import KernelChoice, Recipe
-from twinstream.schedule.chain import Chain
+from twinstream.schedule.chain import COMMUNICATE, Chain
+from twinstream.schedule.cluster.projecting import attributes_of_ranks
 from twinstream.schedule.workload import Workload
 
 POISON = 0xFF
@@ -149,6 +150,20 @@ def test_slices_take_the_scratch_that_is_declared(changes, monkeypatch):
     assert all(most == declared for most, declared in seen.values()), seen
 
 
+@pytest.mark.parametrize("lora", [None, lora_of("r=4,alpha=8")], ids=["all", "adapters"])
+def test_steps_of_a_ring_take_the_scratch_that_is_declared(lora, monkeypatch):
+    workload = Workload(
+        seq_len=SEQ_LEN, chunk_tokens=SEQ_LEN // 4, chunks_per_round=4, rounds_per_step=1
+    )
+    layout, recipe = (
+        Layout(cp=2, cp_exchange="ring", zero=0),
+        RECIPE.model_copy(update={"lora": lora}),
+    )
+    seen = scratch_of(lower(spec_of("qwen3"), workload, recipe, layout), monkeypatch)
+    assert len(seen) == (16 if lora is None else 15), seen
+    assert all(most == declared for most, declared in seen.values()), seen
+
+
 @pytest.mark.parametrize(
     ("family", "level"),
     [("qwen3", "ATTENTION"), ("qwen3", "INPUT"), ("qwen2_moe", "EXPERTS"), ("dots1", "ATTENTION")],
@@ -202,11 +217,14 @@ def scratch_of(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple
     tasks = [*chain.tasks, *(again.task for again in chain.recomputes)]
     for task in tasks:
         call = chain.calls[task.call]
+        if call.kernel == COMMUNICATE:
+            continue
         declared = workspace_bytes(call.kernel, call.attributes)
         if not ("part" in call.kernel and declared):
             continue
         taken.clear()
-        registered_kernel(call.kernel)(memory.operands_of(task), call.attributes)()
+        for attributes in attributes_of_ranks(call.attributes):
+            registered_kernel(call.kernel)(memory.operands_of(task), attributes)()
         most = max(one.high_water_bytes for one in taken)
         assert most <= declared, call.kernel
         seen[call.kernel] = max(seen.get(call.kernel, (0, 0)), (most, declared))

@@ -61,6 +61,7 @@ def one_of_each() -> Talk:
         talk.feed(name, 64)
     talk.tensor("whole", 4 * 64)
     talk.tensor("swapped", 64)
+    talk.tensor("come", 64)
     talk.say("all_gather", ["dp"], "gathered", "whole")
     talk.feed("last.first", WHOLE)
     for name, size in (("shard.last.first", WHOLE // 4), ("whole.last.first", WHOLE)):
@@ -73,12 +74,13 @@ def one_of_each() -> Talk:
     talk.fetch("shard.last.first", "whole.last.first")
     talk.say("all_gather", ["dp"], "held")
     talk.say("all_to_all", ["dp"], "given", "swapped")
+    talk.say("send_recv", ["dp"], "given", "come")
     talk.feed("there", 96)
     talk.place("back", "there")
     talk.say("send", ["dp"], "there", shift=1)
     talk.say("recv", ["dp"], taken="back", shift=-1)
     talk.fetch(*(f"sum.{dtype}.{count}" for count, dtype in SUMS))
-    talk.fetch("whole", "held", "swapped", "back")
+    talk.fetch("whole", "held", "swapped", "come", "back")
     return talk
 
 
@@ -157,6 +159,8 @@ def test_what_is_gathered_and_swapped_lies_in_rank_order(outcomes):
         assert torch.equal(taken(outcome, "whole", number), torch.cat(gathered))
         assert torch.equal(taken(outcome, "held", number), torch.cat(held))
         assert torch.equal(taken(outcome, "swapped", number), torch.cat(given))
+        before = value((outcome.rank - 1) % 4, "given", number, 64, "float32")
+        assert torch.equal(taken(outcome, "come", number), before)
 
 
 def test_a_message_goes_round_a_ring(outcomes):

@@ -36,6 +36,10 @@ def laid(cp: int, cp_parts: int | None = 4, **fields: object) -> Layout:
     return Layout.model_validate({**known, **fields})
 
 
+def rings(cp: int, **fields: object) -> Layout:
+    return laid(cp, None, cp_exchange="ring", **fields)
+
+
 def case_of(layout: Layout, recipe: Recipe = CLIPS, **fields: object) -> Case:
     return tensor_parallel.case_of(layout, recipe, **{"workload": TWO_ROUNDS, **fields})
 
@@ -125,11 +129,27 @@ def test_parts_move_to_the_host_and_keep_their_bits(two, four, layout):
     assert_as_one_process(case, two if layout.num_gpus == 2 else four)
 
 
+def test_a_ring_moves_to_the_host_and_keeps_its_bits(two):
+    free = case_of(rings(2))
+    tight = replace(free, caps=Caps(device_bytes=2_000_000))
+    moved = [op for op in planned_ranks(tight).schedules["stage 0"].ops if op.kind == "copy"]
+    assert len(moved) > 20
+    (losses, norms, state), found = trained(free, two), trained(tight, two)
+    assert found[:2] == (losses, norms)
+    assert all(torch.equal(found[2][name], flat) for name, flat in state.items())
+
+
 @pytest.mark.parametrize("recipe", [CLIPS, ADAPTERS], ids=["all", "adapters"])
 @pytest.mark.parametrize("preset", ["tiny", "tiny-qwen3"])
 @pytest.mark.parametrize(
-    "layout", [laid(2, None), laid(4, None, reduction="library"), laid(2, None, dp=2, zero=1)]
-)
+    "layout",
+    [
+        laid(2, None), laid(4, None, reduction="library"), laid(2, None, dp=2, zero=1),
+        rings(2), rings(4), rings(2, dp=2, zero=3), rings(2, tp=2), rings(2, pp=2),
+        rings(2, recompute="full"),
+    ],
+    ids=lambda layout: layout.text.replace(" ", "-"),
+)  # fmt: skip
 def test_ranks_are_near_whole_sequences(two, four, layout, preset, recipe):
     """Float32; the loss and gradients are summed in slices, and AdamW divides by small roots."""
     case = case_of(layout, recipe, preset=preset, dtype="float32")

@@ -280,7 +280,7 @@ def change_mode(schedule: RankSchedule, rng: Random) -> RankSchedule | None:
 def change_collective(schedule: RankSchedule, rng: Random) -> RankSchedule | None:
     if (found := _one(schedule, rng)) is None or found[1].shift:
         return None
-    kinds = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+    kinds = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"]
     return _change(schedule, found[0], collective=rng.choice(kinds))
 
 

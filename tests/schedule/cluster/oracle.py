@@ -119,7 +119,7 @@ def _suits(op: Communicate, sizes: list[int], num_ranks: int) -> bool:
         case "all_to_all" if modes == ["read", "write", "read"]:
             room = sorted(sizes[:2])
             return num_ranks * room[0] == room[1] and sizes[2] % (4 * num_ranks**2) == 0
-        case "all_to_all":
+        case "all_to_all" | "send_recv":
             return pair and bytes_of["read"] == bytes_of["write"]
 
 

@@ -126,6 +126,8 @@ def test_a_sequence_that_leaves_one_out() -> None:
         ),
         ("all_to_all", [operand("g", "update")], "takes one read and one write, it has update"),
         ("all_to_all", [operand("g", "read"), operand("x", "write")], "both have equal bytes"),
+        ("send_recv", [operand("g", "update")], "takes one read and one write, it has update"),
+        ("send_recv", [operand("g", "read"), operand("x", "write")], "both have equal bytes"),
         (
             "all_gather", [operand("g", "update"), operand("shard", "write")],
             "takes one read and one write, or one update, it has update of 256 bytes, write of 128",
@@ -146,6 +148,7 @@ def test_operands_that_do_not_suit_the_collective(collective, operands, why) -> 
         ("reduce_scatter", [operand("g", "read"), operand("shard", "write", 2)]),
         ("reduce_scatter", [operand("g", "update")]),
         ("all_to_all", [operand("x", "read"), operand("dx", "write", 2)]),
+        ("send_recv", [operand("x", "read"), operand("dx", "write", 2)]),
     ],
 )  # fmt: skip
 def test_operands_that_suit(collective, operands) -> None:

@@ -50,6 +50,16 @@ def test_adapters_of_slices_go_on_on_one_device_to_the_same_folder(
     assert found == model_files(whole.folder)
 
 
+def test_a_ring_trains_as_one_rank_does_and_goes_on_without_one(tmp_path: Path) -> None:
+    _, straight = trained(in_slices(tmp_path / "a", cp_parts=1))
+    wanted = in_slices(tmp_path / "b", ranks=2, cp=2, cp_exchange="ring")
+    stopped, before = trained(wanted, stop_after=3)
+    again = wanted.model_copy(update={"cp_exchange": None})
+    _, after = trained(again, resume=True)
+    losses = before.losses[: stopped.step] + after.losses
+    assert losses == pytest.approx(straight.losses, rel=1e-5)
+
+
 def test_what_cannot_be_in_slices_is_refused_before_anything_starts(tmp_path: Path) -> None:
     def prepared(**given: Any) -> Plan:
         return Trainer(in_slices(tmp_path, **given)).prepare().plan
@@ -63,6 +73,10 @@ def test_what_cannot_be_in_slices_is_refused_before_anything_starts(tmp_path: Pa
             "modules that LoRA saves whole beside cp 2",
         ),
         ({"ranks": 2, "cp": 2, "cp_parts": 3}, "3 parts of a sequence on cp 2"),
+        (
+            {"ranks": 2, "cp": 2, "cp_parts": 2, "cp_exchange": "ring"},
+            "a ring of 2 parts of a sequence",
+        ),
         (
             {"ranks": 2, "cp": 2, "seq_len": 62, "chunk_tokens": 62, "tokens_per_step": 248},
             "62 is not divisible by 2 x cp 2",

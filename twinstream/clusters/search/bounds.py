@@ -162,8 +162,8 @@ class BoundTables:
         forward each of a block's two sums over tp is waited for. The busiest of ranks that share
         experts has no fewer rows than each would have by itself.
         """
-        alone = {"tp": 1, "ep": 1, "parts": None, "cp": 1, "cp_parts": None}
-        alone["sequence_parallel"] = True
+        alone: dict[str, object] = {"tp": 1, "ep": 1, "parts": None, "cp": 1, "cp_parts": None}
+        alone |= {"sequence_parallel": True, "cp_exchange": "all_gather"}
         whole = layout.model_copy(update=alone)
         column, job = self._column(whole), self._job.laid_out(layout)
         sum_ns = 0.0

@@ -142,10 +142,11 @@ class SearchSpace:
             return found
         parts = {name: fixed.get(name) for name in ("parts", "cp_parts")}
         return (
-            one.model_copy(update=parts).with_sequence_parallel(
+            one.model_copy(update={**parts, "cp_exchange": exchange}).with_sequence_parallel(
                 fixed.get("sequence_parallel") is True
             )
             for one in found
+            for exchange in _exchanges(fixed, one)
         )
 
     def _refusals(self, layout: Layout) -> list[str]:
@@ -173,6 +174,17 @@ class SearchSpace:
             f"no degrees that divide {self.num_gpus} {self.devices}, the model and a global batch "
             f"of {self.job.global_batch} fit together"
         )
+
+
+def _exchanges(fixed: Mapping[str, Any], layout: Layout) -> tuple[str, ...]:
+    """How ranks of cp exchange keys: with `auto` both are planned, but where sums have an order
+    whatever cp is, which a ring has not."""
+    asked, has_order = fixed.get("cp_exchange"), fixed.get("cp_parts") is not None
+    if asked is None or (layout.cp == 1 and not has_order):
+        return ("all_gather",)
+    if asked != "auto":
+        return (asked,)
+    return ("all_gather",) if has_order else ("all_gather", "ring")
 
 
 def require_axes(fixed: Mapping[str, Any], num_gpus: int, devices: str = "GPUs") -> None:

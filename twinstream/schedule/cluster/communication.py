@@ -141,14 +141,16 @@ def _unsuited(side: Side, num_ranks: int) -> str | None:
             "all_gather": (num_ranks * read, written),
             "reduce_scatter": (read, num_ranks * written),
             "all_to_all": (read, written),
+            "send_recv": (read, written),
         }[collective]
         if more == less or (collective == "reduce_scatter" and more and not more % (less or 1)):
             return None
         ratio = {"all_gather": "the write has the bytes of all reads",
                  "reduce_scatter": "the read has the bytes of all writes, or so many pieces",
-                 "all_to_all": "both have equal bytes"}[collective]  # fmt: skip
+                 "all_to_all": "both have equal bytes",
+                 "send_recv": "both have equal bytes"}[collective]  # fmt: skip
         return f"is among {num_ranks} ranks, where {ratio}: it has {has}"
-    if collective == "all_to_all":
+    if collective in ("all_to_all", "send_recv"):
         return f"takes one read and one write, it has {has}"
     if modes != ["update"]:
         return f"takes one read and one write, or one update, it has {has}"
