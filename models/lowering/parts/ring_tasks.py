@@ -146,9 +146,9 @@ class RingTasks(SequenceTasks):
                     self.shapes.block_of_step(layer, sequence, number, one)
                     for one in (step, step + 1)
                 ]
-                self._send(what, layer, (sequence, number, step), CP, blocks)
+                self._send_block(what, layer, (sequence, number, step), CP, blocks)
 
-    def _send(
+    def _send_block(
         self, what: str, layer: int, place: tuple[int, int, int], queue: str, blocks: list[str]
     ) -> None:
         sequence, number, step = place
@@ -228,4 +228,4 @@ class RingTasks(SequenceTasks):
                 before = self.shapes.of_step(_D_BLOCK, sequence, number, step - 1)
                 held = self.builder.read(f"held.{before}", before)  # while it is being sent
                 self._add_pairwise(f"{here}.{layer}", [here, added], count, "float32", layer, held)
-            self._send("d_kv", layer, (sequence, number, step), f"{CP}.sum", [here, there])
+            self._send_block("d_kv", layer, (sequence, number, step), f"{CP}.sum", [here, there])
