@@ -7,6 +7,7 @@ import torch
 
 from tests.executor.ranks import test_context_parallel
 from tests.executor.ranks.test_context_parallel import laid as cp_laid
+from tests.executor.ranks.test_context_parallel import rings
 from tests.executor.ranks.test_expert_parallel import (
     BIASED,
     EXPERTS_FROZEN,
@@ -33,7 +34,8 @@ from twinstream.schedule.document import Caps
 
 ADAPTERS = Recipe(kernels=KernelChoice(), lora=lora_of("r=2,targets=q,v,experts"))
 ALL_ADAPTERS = Recipe(kernels=KernelChoice(), lora=lora_of("r=2,targets=q,o,gate,down,experts"))
-NF4_OF_ATTENTION = Recipe(kernels=KernelChoice(), lora=lora_of("r=2,targets=q,v"), base="nf4")
+OF_ATTENTION = Recipe(kernels=KernelChoice(), lora=lora_of("r=2,targets=q,v"))
+NF4_OF_ATTENTION = OF_ATTENTION.model_copy(update={"base": "nf4"})
 NF4 = ADAPTERS.model_copy(update={"base": "nf4"})
 
 
@@ -134,6 +136,20 @@ def test_pairs_of_replicas_with_shared_experts_have_the_bits_of_those_with_all(f
         )
         for one in (1, ep)
     ]  # fmt: skip
+    (losses, norms, state), found = (trained(case, four) for case in cases)
+    assert found[:2] == (losses, norms)
+    assert all(torch.equal(found[2][name], flat) for name, flat in state.items())
+
+
+@pytest.mark.parametrize("recipe", [CLIPS, OF_ATTENTION], ids=["all", "adapters"])
+def test_shared_experts_beside_a_ring_have_the_bits_of_experts_on_each_rank(four, recipe):
+    cases = [
+        replace(
+            test_context_parallel.case_of(rings(2, dp=2, ep=ep), recipe, preset="tiny-experts"),
+            experts=WIDE,
+        )
+        for ep in (1, 2)
+    ]
     (losses, norms, state), found = (trained(case, four) for case in cases)
     assert found[:2] == (losses, norms)
     assert all(torch.equal(found[2][name], flat) for name, flat in state.items())
