@@ -150,6 +150,23 @@ def test_ranks_have_the_kernels_that_are_asked_for():
     assert found.best[0].job.recipe.kernels == Recipe().implementations
 
 
+@pytest.mark.parametrize(
+    "fields", [{"tp": 2, "dp": 2}, {"tp": 2, "dp": 2, "ep": 2}, {"cp": 2, "dp": 2, "ep": 2}]
+)
+def test_the_bound_of_parts_and_shares_of_experts_is_below_the_plan(fields):
+    place, spec = place_here(load_machine("cpu"), RANKS, 2), load_preset("tiny-experts")
+    step = TrainingStep(
+        seq_len=128, tokens_per_step=1024, chunk_tokens=128 // (1 + 3 * ("cp" in fields))
+    )
+    job, *_ = jobs_of_ranks(spec, Recipe(), cuts_of_ranks(spec, step, place.machine, RANKS))
+    caps = gpu_caps(place.cluster, place.machine, RANKS)
+    whole = Layout(micro_batch=job.layout.micro_batch, zero=0, **fields)
+    layout = whole.with_sequence_parallel(False)
+    bound_s = BoundTables(job, Pricing(place.cluster, place.machine, caps)).split_s(layout)
+    schedule = planned_ranks(job.laid_out(layout), place.cluster, place.machine, caps)
+    assert 0 < bound_s <= simulate(schedule, place.machine, place.cluster).step_ns / 1e9
+
+
 def test_the_bound_of_parts_is_what_a_rank_computes_of_whole_blocks_by_its_share():
     """Ranks of cp have slices of as much work; those that share experts compute all the rest."""
     job, place, _ = asked()

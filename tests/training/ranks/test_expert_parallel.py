@@ -17,10 +17,13 @@ def with_experts(folder: Path, **given: Any) -> TrainOptions:
     return rank_options(folder, **{"model": str(model), "max_grad_norm": 0.0, **given})
 
 
-def test_a_run_goes_on_with_all_experts_on_each_replica_to_the_same_folder(tmp_path: Path) -> None:
-    data = {"eval_data": (str(tmp_path / "a" / "rows.jsonl"),), "eval_every": STEPS}
-    whole, straight = trained(with_experts(tmp_path / "a", ranks=2, dp=2, **data))
-    wanted = with_experts(tmp_path / "b", ranks=2, dp=2, ep=2, zero=1, **data)
+@pytest.mark.parametrize("ranks", [{"ranks": 2}, {"ranks": 4, "tp": 2, "parts": 2}])
+def test_a_run_goes_on_with_all_experts_on_each_replica_to_the_same_folder(
+    tmp_path: Path, ranks: Any
+) -> None:
+    data = {"eval_data": (str(tmp_path / "a" / "rows.jsonl"),), "eval_every": STEPS, **ranks}
+    whole, straight = trained(with_experts(tmp_path / "a", dp=2, **data))
+    wanted = with_experts(tmp_path / "b", dp=2, ep=2, zero=1, **data)
     stopped, before = trained(wanted, stop_after=3)
     assert stopped.stopped and 3 <= stopped.step < STEPS
     again = wanted.model_copy(update={"ep": 1, "zero": 0})
@@ -28,7 +31,7 @@ def test_a_run_goes_on_with_all_experts_on_each_replica_to_the_same_folder(tmp_p
     assert before.losses[: stopped.step] + after.losses == straight.losses
     assert state_files(result.folder, STEPS) == state_files(whole.folder, STEPS)
     assert model_files(result.folder) == model_files(whole.folder)
-    shared, seen = trained(with_experts(tmp_path / "c", ranks=2, dp=2, ep=2, **data))
+    shared, seen = trained(with_experts(tmp_path / "c", dp=2, ep=2, **data))
     assert seen.losses == straight.losses
     assert [one.loss for one in seen.evals] == [one.loss for one in straight.evals]
     assert model_files(shared.folder) == model_files(whole.folder)
@@ -47,7 +50,10 @@ def test_what_cannot_be_shared_is_refused_before_anything_starts(tmp_path: Path)
         ({"ranks": 3, "dp": 3, "ep": 2}, "dp 3 is not divisible by ep 2"),
         ({"ranks": 2, "ep": 2, "tp": 2}, "dp 1 is not divisible by ep 2"),
         ({"ranks": 2, "dp": 2, "ep": 2, "max_grad_norm": 1.0}, "clipped gradients, whose norm"),
-        ({"ranks": 2, "dp": 2, "ep": 2, "lora": experts}, "LoRA of experts beside ep 2"),
+        (
+            {"ranks": 4, "tp": 2, "ep": 2, "lora": experts},
+            "LoRA of experts beside tp 2 beside ep 2",
+        ),
         ({"ranks": 2, "dp": 2, "ep": 2, "optimizer_state": "8bit"}, "8-bit optimizer state"),
     ):
         with pytest.raises(Exception, match=said):
