@@ -1,6 +1,7 @@
 """Runs on ranks beside a drive: the bits of runs in memory, whatever happens."""
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import pytest
 
 from tests.helpers.waiting import is_running
 from tests.training.ranks.rank_runs import STEPS, one_device, rank_options
+from tests.training.ranks.test_context_parallel import in_slices
+from tests.training.ranks.test_expert_parallel import with_experts
 from tests.training.ranks.test_resume import Signals
 from tests.training.small_runs import state_files, trained
 from tests.training.test_adapters import adapters
@@ -63,20 +66,25 @@ def test_a_run_goes_on_from_ranks_with_a_drive_to_one_without_and_back(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("layout", "caps"),
+    ("make", "layout", "caps"),
     [
-        ({"zero": 1}, ("600KiB", "200KiB")),
-        ({"zero": 3}, ("600KiB", "200KiB")),
-        ({"dp": 1, "tp": 2}, ("500KiB", "250KiB")),
+        (rank_options, {"zero": 1}, ("600KiB", "200KiB")),
+        (rank_options, {"zero": 3}, ("600KiB", "200KiB")),
+        (rank_options, {"dp": 1, "tp": 2}, ("500KiB", "250KiB")),
+        (in_slices, {"dp": 1, "cp": 2}, ("300KiB", "200KiB")),
+        (with_experts, {"ep": 2, "zero": 1}, ("1500KiB", "800KiB")),
     ],
-    ids=["zero1", "zero3", "tp2"],
+    ids=["zero1", "zero3", "tp2", "cp2", "ep2"],
 )
 def test_other_layouts_have_their_bits_too(
-    tmp_path: Path, layout: dict[str, Any], caps: tuple[str, str]
+    tmp_path: Path,
+    make: Callable[..., TrainOptions],
+    layout: dict[str, Any],
+    caps: tuple[str, str],
 ) -> None:
     given = REPLICAS | layout | {"steps": 3}
-    whole, straight = trained(rank_options(tmp_path / "a", **given))
-    wanted = with_drive(rank_options(tmp_path / "b", **given), tmp_path / "drive", caps)
+    whole, straight = trained(make(tmp_path / "a", **given))
+    wanted = with_drive(make(tmp_path / "b", **given), tmp_path / "drive", caps)
     result, seen = trained(wanted)
     assert num_copies(result.folder, "disk_write") > 5
     assert seen.losses == straight.losses
