@@ -144,6 +144,18 @@ def test_chunks_get_smaller_until_something_fits_and_are_the_largest_that_do(mon
     assert set(tried) == {128, 256}
 
 
+@pytest.mark.parametrize("step", [{}, {"tokens_per_step": 2**16}, {"chunk_tokens": 2048}])
+def test_a_microbatch_is_one_chunk_or_the_slices_of_a_sequence_longer_than_one(step):
+    machine = load_machine("rtx4090")
+    for seq_len, longest in ((2048, 8192), (32768, 8192)):
+        asked_for = TrainingStep(seq_len=seq_len, **step)
+        cuts = cuts_of_ranks(load_preset("8b"), asked_for, machine, RANKS)
+        most = step.get("chunk_tokens", longest)
+        assert cuts[0].chunk_tokens == most if "tokens_per_step" not in step else longest
+        for cut in cuts:
+            assert cut.chunks_per_round * cut.chunk_tokens == max(seq_len, cut.chunk_tokens)
+
+
 def test_ranks_have_the_kernels_that_are_asked_for():
     job, place, here = asked()
     found = search_layouts(job, RANKS, place.cluster, {"dp": 4}, here=here)

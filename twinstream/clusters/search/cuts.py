@@ -32,19 +32,33 @@ def cuts_of_ranks(
     Raises:
         ChunkingError: the numbers given contradict each other.
     """
-    chunk, longest, whole = step.chunk_tokens, step.seq_len, step.pack_tokens
-    together = longest // chunk if chunk is not None and chunk < longest else 1
-    step = replace(step, chunks_per_round=step.chunks_per_round or together)
+    whole = step.pack_tokens
+    steps = _with_microbatches(spec, step)
     if step.tokens_per_step is None:
-        tokens = proposed_tokens(PlanRequest.of(spec, machine, step=step))
+        tokens = proposed_tokens(PlanRequest.of(spec, machine, step=steps[0]))
         if most_tokens is not None and most_tokens < tokens:
             tokens = max(1, most_tokens // whole) * whole
         least = ROUNDS_OF_A_RANK * num_ranks * whole
-        step = replace(step, tokens_per_step=-(-tokens // least) * least)
-    found = list(dict.fromkeys((*chunkings(spec, step), *admissible(spec, step))))
+        tokens = -(-tokens // least) * least
+        steps = [replace(one, tokens_per_step=tokens) for one in steps]
+    cuts = (cut for one in steps for cut in (*chunkings(spec, one), *admissible(spec, one)))
+    found = list(dict.fromkeys(cuts))
     enough = [w for w in found if w.rounds_per_step >= ROUNDS_OF_A_RANK * num_ranks]
     first = enough[0] if enough else max(found, key=lambda workload: workload.rounds_per_step)
     return [first, *(workload for workload in found if workload is not first)]
+
+
+def _with_microbatches(spec: ModelSpec, step: TrainingStep) -> list[TrainingStep]:
+    """The step with rounds of one chunk; or of one sequence, by each size of its slices, where
+    chunks are to be chosen and one does not hold a sequence."""
+    if step.chunks_per_round is not None:
+        return [step]
+    whole, chunk = step.pack_tokens, step.chunk_tokens
+    sizes = [cut.chunk_tokens for cut in chunkings(spec, step)] if chunk is None else [chunk]
+    if sizes[0] >= whole:
+        return [replace(step, chunks_per_round=1)]
+    each = ((size, whole // size) for size in dict.fromkeys(sizes))
+    return [replace(step, chunk_tokens=size, chunks_per_round=count) for size, count in each]
 
 
 def jobs_of_ranks(spec: ModelSpec, recipe: Recipe, cuts: Sequence[Workload]) -> list[Job]:
