@@ -151,7 +151,7 @@ def test_a_microbatch_is_one_chunk_or_the_slices_of_a_sequence_longer_than_one(s
         asked_for = TrainingStep(seq_len=seq_len, **step)
         cuts = cuts_of_ranks(load_preset("8b"), asked_for, machine, RANKS)
         most = step.get("chunk_tokens", longest)
-        assert cuts[0].chunk_tokens == most if "tokens_per_step" not in step else longest
+        assert cuts[0].chunk_tokens == most
         for cut in cuts:
             assert cut.chunks_per_round * cut.chunk_tokens == max(seq_len, cut.chunk_tokens)
 
