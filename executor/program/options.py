@@ -24,6 +24,7 @@ def _say_nothing(line: str) -> None:
     """A default that can be sent to another process."""
 
 
+@dataclass(frozen=True)
 class DevicePool:
     """Where the device arena is allocated: torch's own pool."""
 

@@ -17,6 +17,7 @@ ANSWERS = {
     *("plan", "verify", "simulate", "report", "trace", "whatif", "estimate", "cost", "fleet"),
     *("optimum", "compare", "calibrate", "validate", "models", "machines", "clusters"),
 }
+READERS = ("verify", "simulate", "report", "trace", "compare")  # of a file, or a run's folder
 WRITTEN = ("-o", "--output", "--html")
 _BLOCK = re.compile(r"^(?:    |\$ )(twinstream .*)$", re.MULTILINE)
 _PLACEHOLDER = re.compile(r"[A-Z_]{3,}|[A-Z]|\.\.\.|.*<.*")
@@ -39,7 +40,8 @@ def commands_of(text: str) -> list[list[str]]:
 
 def files_read(words: list[str]) -> list[str]:
     """Arguments that name a file which has to be there."""
-    return [
+    named = words[1:2] if words[0] in READERS else []
+    return named + [
         word.partition(":")[0]
         for before, word in zip(["", *words], words, strict=False)
         if before not in WRITTEN and _FILE.fullmatch(word) and "=" not in word
@@ -82,4 +84,4 @@ def test_a_pages_commands_are_found_with_what_they_read():
         ["verify", "p.json"],
         ["report", "p.json", "-o", "r.html"],
     ]
-    assert [files_read(words) for words in found] == [[], ["p.json"], ["p.json"]]
+    assert [set(files_read(words)) for words in found] == [set(), {"p.json"}, {"p.json"}]
