@@ -90,6 +90,12 @@ def test_ranks_keep_slices_of_hidden_states():
     assert "all_hidden.0" in sizes[1].keys() - sizes[0].keys()
 
 
+def test_parts_of_a_model_without_experts_are_not_told_of_any():
+    (part,) = planned(tp=2).schedules.values()
+    assert not any("experts" in name for name in part.calls)
+    assert not any("frozen_experts" in call.attributes for call in part.calls.values())
+
+
 def test_logits_are_never_exchanged():
     """Of a chunk's 32 x 256 logits each part tells three numbers a row."""
     part = planned().schedules["stage 0"]

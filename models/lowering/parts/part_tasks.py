@@ -281,7 +281,8 @@ class PartTasks(PartSums):
 
     def _frozen(self, layer: int) -> frozenset[str]:
         """Those of a layer's groups whose parts have no gradients."""
-        groups = (str(layer), f"{layer}{EXPERTS}")
+        experts = [f"{layer}{EXPERTS}"] if self.shapes.with_experts(layer) else []
+        groups = (str(layer), *experts)
         return frozenset(one for one in groups if f"{one}{PART}0" not in self.trained)
 
     def _recompute(
