@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(RUNS)
 	$(BIN)/twinstream demo
 
-# What 20 cards can do with 30 models, as one page (docs/seeing.md): some 38 CPU minutes.
+# What 20 cards can do with 30 models, as one page (docs/seeing.md): some 50 CPU minutes; it goes on where it was stopped.
 FIT_PAGE ?= fit.html
 
 fit-page: $(INSTALLED)
