@@ -39,9 +39,7 @@ from twinstream.models.lowering.chain_builder import ChainBuilder, by_rank
 from twinstream.models.lowering.declarations import DecoderShapes
 from twinstream.models.lowering.optimizer_tasks import gradient_attribute
 from twinstream.models.options import ROPE_SCALING, Experts
-from twinstream.models.recipes.adapter_layout import (
-    lora_of_layer,
-)
+from twinstream.models.recipes.adapter_layout import lora_of_layer
 from twinstream.models.recipes.quantized_base import BaseFormat
 from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.cost import Work

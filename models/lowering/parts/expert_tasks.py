@@ -103,8 +103,10 @@ class RowExchange(TaskBlocks):
         self._add("experts_backward", call, operands, round_=0, layer=layer, chunk=chunk)
         self._send("combine_backward", ("d_rows", "row_weights"), layer, chunk, back=True)
 
-    def _returned(self, chunk: int) -> list[TaskOperand]:
+    def _expert_projections(self, layer: int, chunk: int) -> list[TaskOperand]:
         """Gradients of rows and of what they count, as they came back."""
+        if not self.shapes.with_experts(layer):
+            return []
         read = self.builder.read
         return [read("rows", f"d_rows.{chunk}"), read("row_weights", f"row_weights.{chunk}")]
 
@@ -212,9 +214,6 @@ class ExpertTasks(RowExchange):
         write = self.builder.write
         return [write("rows", f"rows.{chunk}"), write("counts", f"own_counts.{chunk}")]
 
-    def _expert_projections(self, layer: int, chunk: int) -> list[TaskOperand]:
-        return self._returned(chunk) if self.shapes.with_experts(layer) else []
-
     def _expert_gradient(self, layer: int, round_: int) -> list[TaskOperand]:
         return []
 
@@ -286,9 +285,6 @@ class SharedPartTasks(RowExchange, PartTasks):
     def _combine_backward(self, layer: int, chunk: int) -> None:
         self._mlp_backward(layer, chunk, 0)
         self._exchange_pieces("mlp_backward", chunk, layer)
-
-    def _expert_projections(self, layer: int, chunk: int) -> list[TaskOperand]:
-        return self._returned(chunk) if self.shapes.with_experts(layer) else []
 
     def _experts_group(self, layer: int) -> str:
         return f"{layer}{EXPERTS}{PART}0"

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.training.ranks.rank_runs import STEPS, rank_options
-from tests.training.ranks.test_tensor_parallel import model_files
-from tests.training.small_runs import state_files, trained, write_config
+from tests.training.ranks.rank_runs import STEPS, model_files, rank_options, train_on
+from tests.training.small_runs import trained, write_config
 from twinstream.training.options import OptionsError, TrainOptions
 from twinstream.training.ranks.planning import Plan
 from twinstream.training.trainer import Trainer
@@ -21,16 +20,10 @@ def in_slices(folder: Path, **given: Any) -> TrainOptions:
 
 def test_a_run_goes_on_with_other_ranks_of_cp_to_the_same_folder(tmp_path: Path) -> None:
     evaluated = {"eval_data": (str(tmp_path / "a" / "rows.jsonl"),), "eval_every": STEPS}
-    whole, straight = trained(in_slices(tmp_path / "a", cp_parts=2, **evaluated))
+    whole = in_slices(tmp_path / "a", cp_parts=2, **evaluated)
     wanted = in_slices(tmp_path / "b", ranks=4, cp=2, pp=2, cp_parts=2, **evaluated)
-    stopped, before = trained(wanted, stop_after=3)
-    assert stopped.stopped and 3 <= stopped.step < STEPS
-    again = wanted.model_copy(update={"ranks": 2, "cp": 2, "pp": 1, "zero": 1})
-    result, after = trained(again, resume=True)
-    assert before.losses[: stopped.step] + after.losses == straight.losses
+    straight, after, _ = train_on(whole, wanted, ranks=2, cp=2, pp=1, zero=1)
     assert after.evals[-1].loss == straight.evals[-1].loss
-    assert state_files(result.folder, STEPS) == state_files(whole.folder, STEPS)
-    assert model_files(result.folder) == model_files(whole.folder)
 
 
 @pytest.mark.parametrize("base", ["model", "nf4"])
@@ -38,16 +31,9 @@ def test_adapters_of_slices_go_on_on_one_device_to_the_same_folder(
     tmp_path: Path, base: str
 ) -> None:
     lora = {"lora": "r=4,alpha=8", "base": base, "cp_parts": 2}
-    whole, straight = trained(in_slices(tmp_path / "a", **lora))
     wanted = in_slices(tmp_path / "b", ranks=2, cp=2, zero=1, **lora)
-    stopped, before = trained(wanted, stop_after=3)
-    again = wanted.model_copy(update={"ranks": 1, "cp": 1, "zero": None})
-    result, after = trained(again, resume=True)
-    assert before.losses[: stopped.step] + after.losses == straight.losses
-    assert state_files(result.folder, STEPS) == state_files(whole.folder, STEPS)
-    found = model_files(result.folder)
-    assert "adapter_model.safetensors" in found
-    assert found == model_files(whole.folder)
+    *_, folder = train_on(in_slices(tmp_path / "a", **lora), wanted, ranks=1, cp=1, zero=None)
+    assert "adapter_model.safetensors" in model_files(folder)
 
 
 def test_a_ring_trains_as_one_rank_does_and_goes_on_without_one(tmp_path: Path) -> None:

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.training.ranks.rank_runs import STEPS, rank_options
-from tests.training.ranks.test_tensor_parallel import model_files
-from tests.training.small_runs import state_files, trained, write_config
+from tests.training.ranks.rank_runs import STEPS, model_files, rank_options, train_on
+from tests.training.small_runs import trained, write_config
 from twinstream.training.options import TrainOptions
 from twinstream.training.trainer import Trainer
 
@@ -22,19 +21,13 @@ def test_a_run_goes_on_with_all_experts_on_each_replica_to_the_same_folder(
     tmp_path: Path, ranks: Any
 ) -> None:
     data = {"eval_data": (str(tmp_path / "a" / "rows.jsonl"),), "eval_every": STEPS, **ranks}
-    whole, straight = trained(with_experts(tmp_path / "a", dp=2, **data))
+    whole = with_experts(tmp_path / "a", dp=2, **data)
     wanted = with_experts(tmp_path / "b", dp=2, ep=2, zero=1, **data)
-    stopped, before = trained(wanted, stop_after=3)
-    assert stopped.stopped and 3 <= stopped.step < STEPS
-    again = wanted.model_copy(update={"ep": 1, "zero": 0})
-    result, after = trained(again, resume=True)
-    assert before.losses[: stopped.step] + after.losses == straight.losses
-    assert state_files(result.folder, STEPS) == state_files(whole.folder, STEPS)
-    assert model_files(result.folder) == model_files(whole.folder)
+    straight, _, folder = train_on(whole, wanted, ep=1, zero=0)
     shared, seen = trained(with_experts(tmp_path / "c", dp=2, ep=2, **data))
     assert seen.losses == straight.losses
     assert [one.loss for one in seen.evals] == [one.loss for one in straight.evals]
-    assert model_files(shared.folder) == model_files(whole.folder)
+    assert model_files(shared.folder) == model_files(folder)
 
 
 def test_what_cannot_be_shared_is_refused_before_anything_starts(tmp_path: Path) -> None:
@@ -63,11 +56,5 @@ def test_what_cannot_be_shared_is_refused_before_anything_starts(tmp_path: Path)
 
 def test_columns_of_experts_on_other_ranks_of_tp_train_the_same_folder(tmp_path: Path) -> None:
     given = {"parts": 2, "lora": "r=2,alpha=4,targets=q,experts"}
-    whole, straight = trained(with_experts(tmp_path / "a", ranks=1, **given))
-    wanted = with_experts(tmp_path / "b", ranks=2, tp=2, **given)
-    stopped, before = trained(wanted, stop_after=3)
-    again = wanted.model_copy(update={"ranks": 1, "tp": 1})
-    result, after = trained(again, resume=True)
-    assert before.losses[: stopped.step] + after.losses == straight.losses
-    assert state_files(result.folder, STEPS) == state_files(whole.folder, STEPS)
-    assert model_files(result.folder) == model_files(whole.folder)
+    whole = with_experts(tmp_path / "a", ranks=1, **given)
+    train_on(whole, with_experts(tmp_path / "b", ranks=2, tp=2, **given), ranks=1, tp=1)

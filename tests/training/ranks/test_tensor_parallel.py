@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.training.ranks.rank_runs import STEPS, one_device, rank_options
-from tests.training.small_runs import state_files, trained, write_config
+from tests.training.ranks.rank_runs import STEPS, one_device, rank_options, train_on
+from tests.training.small_runs import trained, write_config
 from twinstream.training.options import OptionsError, TrainOptions
 from twinstream.training.ranks.planning import Plan
 from twinstream.training.trainer import Trainer
@@ -17,20 +17,10 @@ def in_parts(folder: Path, **given: Any) -> TrainOptions:
     return rank_options(folder, model=str(model), **given)
 
 
-def model_files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted((folder / "model").iterdir())}
-
-
 def test_a_run_goes_on_with_other_ranks_of_tp_to_the_same_folder(tmp_path: Path) -> None:
-    whole, straight = trained(in_parts(tmp_path / "a", ranks=2, tp=2, parts=4))
+    whole = in_parts(tmp_path / "a", ranks=2, tp=2, parts=4)
     wanted = in_parts(tmp_path / "b", ranks=4, tp=2, pp=2, parts=4)
-    stopped, before = trained(wanted, stop_after=3)
-    assert stopped.stopped and 3 <= stopped.step < STEPS
-    again = wanted.model_copy(update={"ranks": 1, "tp": 1, "pp": 1})
-    result, after = trained(again, resume=True)
-    assert before.losses[: stopped.step] + after.losses == straight.losses
-    assert state_files(result.folder, STEPS) == state_files(whole.folder, STEPS)
-    assert model_files(result.folder) == model_files(whole.folder)
+    train_on(whole, wanted, ranks=1, tp=1, pp=1)
 
 
 @pytest.mark.parametrize("base", ["model", "nf4"])
@@ -43,14 +33,8 @@ def test_adapters_in_parts_go_on_on_one_device_to_the_same_folder(
         "model": str(write_config(tmp_path / "m", num_layers=4, **sizes)), "base": base,
         "lora": "r=4,alpha=8", "parts": 2,
     }  # fmt: skip
-    whole, straight = trained(rank_options(tmp_path / "a", ranks=1, **given))
-    wanted = rank_options(tmp_path / "b", ranks=2, tp=2, **given)
-    stopped, before = trained(wanted, stop_after=3)
-    again = wanted.model_copy(update={"ranks": 1, "tp": 1})
-    result, after = trained(again, resume=True)
-    assert before.losses[: stopped.step] + after.losses == straight.losses
-    assert state_files(result.folder, STEPS) == state_files(whole.folder, STEPS)
-    assert model_files(result.folder) == model_files(whole.folder)
+    whole = rank_options(tmp_path / "a", ranks=1, **given)
+    train_on(whole, rank_options(tmp_path / "b", ranks=2, tp=2, **given), ranks=1, tp=1)
 
 
 @pytest.mark.parametrize("layout", [{"tp": 4}, {"tp": 2, "dp": 2, "zero": 3}, {"tp": 2, "pp": 2}])
