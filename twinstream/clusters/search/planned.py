@@ -17,13 +17,14 @@ from twinstream.clusters.search.space import NoLayoutError, SearchSpace
 from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.workload import MachineRef
+from twinstream.schedule.workload import MachineRef, Workload
 from twinstream.simulator.replay import simulate
 
 _Kind = Literal["one", "several", "parts"]
 _ORDER: tuple[_Kind, ...] = ("one", "several", "parts")
 # Layouts that are planned after all of the first kind: plans take up to a minute, in parts some.
 _MOST_FURTHER: Mapping[_Kind, int] = {"several": 4, "parts": 2}
+_NEAR = 1.01  # x the bound: what other cuts and shards may gain has to be more
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class _Planned:
     def __init__(self, asked: SearchSpace, progress: Callable[[str], None]) -> None:
         assert asked.here is not None, "these layouts run here"
         self._asked, self._here, self._progress = asked, asked.here, progress
-        self._num_planned = 0
+        self._tried: dict[tuple[Layout, Workload], RankedLayout | Candidate] = {}
 
     def best(self) -> SearchResult:
         asked = self._asked
@@ -69,12 +70,12 @@ class _Planned:
                 f"no layout of {asked.num_gpus} ranks can train this: {_reasons(seen)}"
             )
         fastest = min(found, key=_step_s)
-        best = self._with_shards(self._with_best_cut(fastest))
+        best = self._climbed_on(fastest)
         told = [best.candidate if one.layout == fastest.layout else one for one in seen]
         others = sorted((one for one in found if one is not fastest), key=_step_s)
         least_s = min(ladder.bound_s for ladder in ladders)
         return SearchResult(
-            (best, *others), least_s, len(possible), len(found), self._num_planned, _told(told)
+            (best, *others), least_s, len(possible), len(found), len(self._tried), _told(told)
         )
 
     def _by_smaller_cuts(
@@ -97,26 +98,33 @@ class _Planned:
     def _climbed(
         self, ladders: Sequence[_Ladder], cut: Job
     ) -> tuple[list[RankedLayout], list[Candidate]]:
-        """The layouts that fit by one cut of the step, and what is said of all."""
+        """The layouts that fit by one cut of the step, and what is said of all.
+
+        The first, of the best bound, gets all its cuts and shards at once, unless it is near that:
+        so few others are planned.
+        """
         found: list[RankedLayout] = []
         seen: list[Candidate] = []
         left = Counter(_MOST_FURTHER)
         for ladder in ladders:
-            is_beaten = ladder.bound_s >= min((one.step_s for one in found), default=math.inf)
+            bound_s = ladder.bound_s
+            is_beaten = bound_s >= min((one.step_s for one in found), default=math.inf)
             is_further = bool(found) and ladder.kind != ladders[0].kind
             if is_beaten or (is_further and not left[ladder.kind]):
-                if ladder.bound_s:
-                    most = cut.tokens_per_step / ladder.bound_s
+                if bound_s:
+                    most = cut.tokens_per_step / bound_s
                     seen.append(Candidate(ladder.layouts[0], most, is_bound=True))
                 continue
             left[ladder.kind] -= is_further
             for layout in ladder.layouts:
                 laid_out = cut.laid_out(_cut_as(layout, cut))
-                made = self._planned(laid_out, ladder.bound_s, laid_out.layout.text)
-                seen.append(made if isinstance(made, Candidate) else made.candidate)
+                made = self._planned(laid_out, bound_s, laid_out.layout.text)
                 if isinstance(made, RankedLayout):
-                    found.append(made)
+                    is_first_and_far = not found and made.step_s > _NEAR * bound_s
+                    found.append(self._climbed_on(made) if is_first_and_far else made)
+                    seen.append(found[-1].candidate)
                     break
+                seen.append(made)
         return found, seen
 
     def _ladders(self, possible: Sequence[Layout]) -> list[_Ladder]:
@@ -162,6 +170,10 @@ class _Planned:
         except TwinstreamError:
             return 0.0
 
+    def _climbed_on(self, found: RankedLayout) -> RankedLayout:
+        """The layout by its best cut, with shards where these are faster."""
+        return self._with_shards(self._with_best_cut(found))
+
     def _with_shards(self, found: RankedLayout) -> RankedLayout:
         """With the optimizer's state sharded over replicas, where that is open and faster: each
         then updates its part alone."""
@@ -198,11 +210,16 @@ class _Planned:
         return best
 
     def _planned(self, job: Job, bound_s: float, what: str) -> RankedLayout | Candidate:
-        """A layout planned and predicted, or why it is none."""
+        """A layout planned and predicted, once, or why it is none."""
+        place = job.layout, job.workload
+        if place not in self._tried:
+            self._progress(f"planning {what}")
+            self._tried[place] = self._newly_planned(job, bound_s)
+        return self._tried[place]
+
+    def _newly_planned(self, job: Job, bound_s: float) -> RankedLayout | Candidate:
         machine, caps = self._here.machine, self._asked.pricing.caps
         assert caps is not None, "plans have caps"
-        self._progress(f"planning {what}")
-        self._num_planned += 1
         try:
             require_possible(job, self._asked.num_gpus)
             schedule = planned_ranks(job, self._asked.cluster, machine, caps, self._here.choices)
