@@ -90,6 +90,26 @@ def test_a_layout_is_planned_only_where_its_bound_is_better_than_the_best_plan()
     assert whole and all((one.tokens_per_s or 0.0) <= fastest for one in whole)
 
 
+def test_the_best_bound_gets_its_cuts_and_shards_before_others_and_none_is_planned_twice(
+    monkeypatch,
+):
+    job, place, here = asked()
+    plan, tried = planned.planned_ranks, []
+
+    def kept(job, *rest):
+        tried.append((job.layout, job.cut))
+        return plan(job, *rest)
+
+    monkeypatch.setattr(planned, "planned_ranks", kept)
+    search_layouts(job, RANKS, place.cluster, here=here)
+    degrees = [(layout.tp, layout.pp, layout.dp) for layout, _ in tried]
+    best = sum(one == degrees[0] for one in degrees)
+    assert len(tried) == len(set(tried)) > best
+    assert degrees[:best] == [degrees[0]] * best
+    assert {layout.zero for layout, _ in tried[:best]} == {0, 1}
+    assert len({layout.micro_batch for layout, _ in tried[:best]}) > 1
+
+
 @pytest.mark.parametrize(
     "step", [{"seq_len": 512, "chunk_tokens": 256}, {"packing": PACKED, "seq_len": 64}]
 )

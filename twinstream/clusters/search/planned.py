@@ -56,7 +56,7 @@ class _Planned:
     def __init__(self, asked: SearchSpace, progress: Callable[[str], None]) -> None:
         assert asked.here is not None, "these layouts run here"
         self._asked, self._here, self._progress = asked, asked.here, progress
-        self._tried: dict[tuple[Layout, Workload], RankedLayout | Candidate] = {}
+        self._tried: dict[tuple[Layout, Workload | None], RankedLayout | Candidate] = {}
 
     def best(self) -> SearchResult:
         asked = self._asked
@@ -211,7 +211,7 @@ class _Planned:
 
     def _planned(self, job: Job, bound_s: float, what: str) -> RankedLayout | Candidate:
         """A layout planned and predicted, once, or why it is none."""
-        place = job.layout, job.workload
+        place = job.layout, job.cut  # which is None where the micro-batch says it all
         if place not in self._tried:
             self._progress(f"planning {what}")
             self._tried[place] = self._newly_planned(job, bound_s)
