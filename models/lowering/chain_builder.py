@@ -128,6 +128,7 @@ class ChainBuilder(TaskBuilder[TaskOperand]):
         self.inputs: list[Input] = []
         self.outputs: list[Output] = []
         self._unbound: list[tuple[str, Task]] = []
+        self.sizes_bytes: dict[str, int] = {}
         self._latest: dict[str, int] = {}
         self._parts: dict[str, list[str]] = {}
         self._operands: dict[tuple[str, str, int, Mode, int | None], TaskOperand] = {}
@@ -135,6 +136,7 @@ class ChainBuilder(TaskBuilder[TaskOperand]):
     def declare(self, tensor: Tensor) -> None:
         super().declare(tensor)
         self._latest[tensor.tensor_id] = 0
+        self.sizes_bytes[tensor.tensor_id] = tensor.size_bytes
         if tensor.parent is not None:
             self._parts.setdefault(tensor.parent, []).append(tensor.tensor_id)
 

@@ -210,6 +210,10 @@ class Shapes:
         """How many gradients of a group a rank makes, one for each replica; else it is one."""
         return 1
 
+    def ends(self, group: str) -> tuple[str, ...]:
+        """Where the embedding, and the head on another stage, add up a gradient that both have."""
+        return ()
+
     def parts(self, group: str) -> tuple[OptimizerPart, ...]:
         """Return the stretches of a group's flat tensor that have an optimizer task each."""
         sharding = self.sharding(group)
@@ -286,8 +290,7 @@ def _declare_group(builder: ChainBuilder, shapes: Shapes, group: str) -> None:
     if not is_trained and not is_gathered:
         builder.declare_flat(f"param.{group}", shapes.group_bytes(group), "parameter", dtype)
         return
-    parts = shapes.parts(group)
-    held = [part.num_elements for part in parts]
+    held = [part.num_elements for part in (parts := shapes.parts(group))]
     whole = held if sharding is None else [sharding.num_shards * held[0]]
 
     def declare(kind: str, role: Role, dtype: str, sizes: list[int]) -> None:
@@ -311,6 +314,8 @@ def _declare_group(builder: ChainBuilder, shapes: Shapes, group: str) -> None:
     gradient_dtype = shapes.gradient_dtype
     itemsize = ITEMSIZE_BYTES[gradient_dtype]
     declare("grad", "gradient", gradient_dtype, [itemsize * count for count in whole])
+    for tensor in shapes.ends(group)[1:]:
+        builder.declare_flat(tensor, itemsize * sum(whole), "gradient", gradient_dtype)
     if (pieces := shapes.gradient_pieces(group)) > 1:
         size = pieces * itemsize * shapes.num_elements(group)
         builder.declare_flat(f"{GRADIENT_PIECES}.{group}", size, "gradient", gradient_dtype)

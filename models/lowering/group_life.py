@@ -21,7 +21,7 @@ class GroupLife(ABC, Generic[OperandT]):
     the backward pass of `behind` further groups, which so runs beside the sum.
 
     Fields:
-        shared: the group whose gradient another stage has a part of: that of tied embeddings.
+        shared: groups whose gradients another stage has a part of: those of tied embeddings.
         postpones: sums over replicas wait until all gradients are complete.
         reduction: how replicas' gradients are summed, where that is fixed.
     """
@@ -30,7 +30,7 @@ class GroupLife(ABC, Generic[OperandT]):
     clips: bool
     zero: int = 0
     behind: int = 0
-    shared: str | None = None
+    shared: tuple[str, ...] = ()
     postpones: bool = False
     reduction: Reduction | None = None
 
@@ -40,14 +40,14 @@ class GroupLife(ABC, Generic[OperandT]):
 
     def after_backward(self, group: str, tag: str, *, last: bool) -> None:
         """Follow a microbatch's contribution to a gradient; a shared one waits for the other's."""
-        if not (last and group == self.shared):
+        if not (last and group in self.shared):
             self._contributed(group, tag, last=last)
 
     def finish(self) -> None:
         """Follow the whole backward pass: what was left to the end, the norm, updates."""
-        if self.shared is not None:
-            self._sum_over_ends(self.shared)
-            self._contributed(self.shared, "tied", last=True)
+        for group in self.shared:
+            self._sum_over_ends(group)
+            self._contributed(group, "tied", last=True)
         self._complete_all()
         while self._waiting:
             self._follow(self._waiting.pop(0))

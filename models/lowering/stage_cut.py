@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from twinstream.models.decoders.spec import ModelSpec
-from twinstream.models.layout import layer_of, whole_group
+from twinstream.models.layout import EMBEDDING, layer_of, whole_group
 from twinstream.models.layouts.layout import Layout, stages_of
 from twinstream.models.layouts.orders import actions_of
 from twinstream.models.lowering.declarations import GRADIENT_PIECES, DecoderShapes
@@ -147,9 +147,17 @@ class StageShapes(DecoderShapes):
         return tuple(found)
 
     @property
-    def shares_gradient(self) -> bool:
-        """Whether another stage has a part of the embedding's gradient."""
-        return self.cut.shares_embedding and "embedding" in self.trained
+    def num_chunks(self) -> int:
+        """Chunks of all microbatches of a rank."""
+        return self.workload.chunks_per_round
+
+    def sums(self, tensor: str) -> list[str]:
+        """All tensors in which what chunks add to one is added up at first."""
+        return [tensor]
+
+    def ends(self, group: str) -> tuple[str, ...]:
+        is_shared = self.cut.shares_embedding and whole_group(group) == EMBEDDING
+        return (f"grad.{group}", f"head_grad.{group}") if is_shared else ()
 
     def sharding(self, group: str) -> Sharding | None:
         """What each replica keeps of a group."""
@@ -163,7 +171,9 @@ class StageShapes(DecoderShapes):
         return layout.ep if apart else 1
 
     def contributed_to(self, group: str) -> str:
-        """Where backward adds up a group's gradient: there, or in pieces of it."""
+        """Where backward adds up a group's gradient: there, in pieces of it, or the head's."""
+        if (ends := self.ends(group)) and not self.cut.first:
+            return ends[1]
         return f"{GRADIENT_PIECES if self.gradient_pieces(group) > 1 else 'grad'}.{group}"
 
     def sums_of_pieces(self, group: str) -> int:

@@ -19,8 +19,6 @@ from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.cluster.projecting import CP
 from twinstream.schedule.ops import Attribute, Label, TaskOperand
 
-_OF_HEAD = "head_grad.embedding"
-
 
 class StageOptimizer(OptimizerTasks):
     """Whoever owns a group sums its squares; the norm is taken by all stages over all groups.
@@ -45,11 +43,7 @@ class StageOptimizer(OptimizerTasks):
         self.reduction = cut.reduction
         self._used: tuple[tuple[str, ...], int, int] | None = None
         self.zero = cut.layout.zero
-        if shapes.shares_gradient:
-            self.shared = "embedding"
-            sizes = {tensor.tensor_id: tensor.size_bytes for tensor in builder.tensors}
-            size = sizes["grad.embedding"]
-            builder.declare_flat(_OF_HEAD, size, "gradient", shapes.gradient_dtype)
+        self.shared = tuple(filter(shapes.ends, reversed(shapes.trained)))
 
     def use(self, groups: tuple[str, ...], round_: int) -> None:
         """Gather parameters before a use of all groups that are read together."""
@@ -72,11 +66,7 @@ class StageOptimizer(OptimizerTasks):
 
     def gradient(self, name: str, group: str, round_: int) -> TaskOperand:
         """The head's contributions to a shared embedding are added up by themselves."""
-        if name == "embedding_gradients" and self.shared is not None:
-            return self.builder.accumulate(name, _OF_HEAD)
-        if self.shapes.gradient_pieces(group) > 1:
-            return self.builder.accumulate(name, self.shapes.contributed_to(group))
-        return super().gradient(name, group, round_)
+        return self.builder.accumulate(name, self.shapes.contributed_to(group))
 
     def after_group(self, group: str, round_: int) -> None:
         """Follow a group's last contribution of the step."""
@@ -155,20 +145,31 @@ class StageOptimizer(OptimizerTasks):
 
     def _sum_over_ends(self, group: str) -> None:
         """Each end sends what it has added up, and both add the same two."""
-        builder, first = self.builder, self._cut.first
-        own, other = ("grad.embedding", _OF_HEAD) if first else (_OF_HEAD, "grad.embedding")
+        builder, first, shapes = self.builder, self._cut.first, self.shapes
         shift = -1 if first else 1  # around the pipeline's ends
-        num_contributions = self.shapes.workload.chunks_per_round
-        builder.exchange("send", [builder.outgoing(own)], shift, 0)
-        builder.exchange("recv", [builder.incoming(other, num_contributions)], shift, 0)
-        dtype = self.shapes.gradient_dtype
-        num_elements = self.shapes.num_elements(group)
+        both = list(zip(*map(shapes.sums, shapes.ends(group)), strict=True))
+        num_contributions = shapes.num_chunks // len(both)
+        for of_embedding, of_head in both:
+            own, other = (of_embedding, of_head) if first else (of_head, of_embedding)
+            builder.exchange("send", [builder.outgoing(own)], shift, 0)
+            builder.exchange("recv", [builder.incoming(other, num_contributions)], shift, 0)
+        for of_embedding, of_head in both:
+            count, name = shapes.num_elements(group), f"add_gradients.{of_embedding}"
+            self.add_gradients(name, of_embedding, of_head, count, shapes.gradient_dtype, None)
+
+    def add_gradients(
+        self, name: str, total: str, other: str, count: int, dtype: str, layer: int | None,
+        *held: TaskOperand,
+    ) -> None:  # fmt: skip
+        """Add so many elements of a tensor to those of another."""
+        builder = self.builder
         call = builder.call(
-            "add_gradients", f"add_gradients/{self.recipe.implementations.vector}",
-            {"dtype": dtype, "num_elements": num_elements}, add_gradients_work(num_elements, dtype),
+            f"add_gradients.{dtype}.{count}",
+            f"add_gradients/{self.recipe.implementations.vector}",
+            {"dtype": dtype, "num_elements": count}, add_gradients_work(count, dtype),
         )  # fmt: skip
-        operands = [builder.update("sum", "grad.embedding"), builder.read("gradients", _OF_HEAD)]
-        builder.add("add_gradients", call, operands, builder.label("add_gradients"))
+        operands = [builder.update("sum", total), builder.read("gradients", other), *held]
+        builder.add(name, call, operands, builder.label("add_gradients", layer))
 
     def _take_norm(self) -> None:
         builder = self.builder

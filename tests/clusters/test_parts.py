@@ -142,7 +142,6 @@ QWEN = load_preset("tiny-qwen3").model_copy(update={"num_kv_heads": 4})
          "a base in nf4, of which 64 elements of a row share a scale, beside 4 parts"),
         (SMALL, {"optimizer_state": "8bit"}, {}, "8-bit optimizer state"),
         (SMALL, {"update": "muon"}, {}, "Muon, whose matrices are whole beside tp 2"),
-        (QWEN, {}, {"pp": 2}, "tied embeddings on two stages beside tp 2"),
         (SMALL, {}, {"sequence_parallel": True, "cp": 2},
          "sequence parallelism beside cp 2"),
     ],

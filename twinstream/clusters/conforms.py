@@ -64,7 +64,7 @@ def conforms(schedule: Schedule, chain: Chain | None = None) -> list[Violation]:
         return [
             CallDiffers(f"the document's model and layout are none: {error.errors()[0]['msg']}")
         ]
-    if why := refusals_of(job, schedule.mesh.size):
+    if why := refusals_of(_with_microbatches(schedule, job), schedule.mesh.size):
         return [CallDiffers(f"the document's layout cannot be: {why[0]}")]
     if mesh_of(job, schedule.mesh.ranks_per_node).axes != schedule.mesh.axes:
         return [CallDiffers("the mesh is not that of the document's layout")]
@@ -137,6 +137,13 @@ def _job_of(schedule: Schedule) -> Job:
     fields = {"shape": schedule.model, "layout": schedule.layout, "recipe": recipe}
     counts = {"seq_len": schedule.seq_len, "global_batch": schedule.global_batch}
     return Job.model_validate_json(json.dumps(fields | counts))  # strict: tuples from text alone
+
+
+def _with_microbatches(schedule: Schedule, job: Job) -> Job:
+    """The job with as many microbatches as any order needs, where it is an evaluation, of one."""
+    if not schedule.of(schedule.classes[0]).workload.forward_only:
+        return job
+    return job.model_copy(update={"global_batch": job.global_batch * job.layout.pp})
 
 
 def _of_stages(schedule: Schedule, job: Job) -> list[Violation]:

@@ -104,7 +104,6 @@ def parts_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | None
         ),
         "experts with sequence parallelism": decoder.experts is not None
         and layout.token_slices > 1,
-        "tied embeddings on two stages": decoder.tied_embeddings and layout.pp > 1,
     }
     reasons += [
         f"{what} beside {_in_parts(layout)}" for what, is_asked in beside.items() if is_asked

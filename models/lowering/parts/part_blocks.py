@@ -62,7 +62,7 @@ class PartBlocks:
         self.job, self.cut = job, cut
         self.builder = self.b = StageBuilder()
         everyone = tuple(axis.name for axis in mesh_of(job, 1).axes if axis.size > 1)
-        shared = ("embedding" if cut.first else "head") if cut.shares_embedding else None
+        shared = ("embedding" if cut.first else "head",) if cut.shares_embedding else ()
         self.groups = StageWeights(self.b, job, self._groups(), shared, everyone)
         self.layers = LayerOps(self.b, job, self.groups, folded=folded)
         self.hidden = stored_hidden_bytes(job.work)

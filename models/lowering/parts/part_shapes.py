@@ -89,10 +89,6 @@ class PartShapes(StageShapes):
         """Where what a chunk adds to a tensor is added up at first."""
         return tensor
 
-    def sums(self, tensor: str) -> list[str]:
-        """All of these."""
-        return [tensor]
-
     @property
     def sums_in_order(self) -> bool:
         """Whether what several parts make is added up in their order, and not by the transport."""
@@ -106,11 +102,6 @@ class PartShapes(StageShapes):
     def is_summed(self, group: str) -> bool:
         """Whether each part has a gradient of a group that all read: of adapters."""
         return group.startswith(ADAPTERS) and PART not in group
-
-    @property
-    def num_chunks(self) -> int:
-        """Chunks of all microbatches of a rank."""
-        return self.workload.chunks_per_round
 
     @property
     def rows(self) -> int:

@@ -44,8 +44,8 @@ class PartOptimizer(StageOptimizer):
 
     shapes: PartShapes
 
-    def add_up_shared(self, group: str) -> None:
-        """Add up what all parts have made of the gradient of what they share."""
+    def add_up_own(self, group: str) -> None:
+        """Add up what all of the rank's parts have made of the gradient of what they share."""
         shapes = self.shapes
         if shapes.is_summed(group) and shapes.spec.parts > 1:
             for total in shapes.sums(group):
@@ -136,13 +136,9 @@ class PartSums(TaskBlocks):
         return [self.builder.accumulate(name, tensor)]
 
     def _after_group(self, group: str, round_: int) -> None:
-        if self._completes and group in self.trained:
-            self._add_up_own(group)
+        if self._completes and group in self.trained and group not in self.groups.shared:
+            self.groups.add_up_own(group)
         super()._after_group(group, round_)
-
-    def _add_up_own(self, group: str) -> None:
-        """Add up what parts have made of a group's gradient."""
-        self.groups.add_up_shared(group)
 
     # Hidden states of all tokens, where ranks have slices of them (`token_tasks`)
 

@@ -14,12 +14,12 @@ from typing import Literal
 
 from twinstream.models.decoders.sizes import ITEMSIZE_BYTES
 from twinstream.models.decoders.spec import ModelSpec
-from twinstream.models.kernel_costs.work import add_gradients_work
 from twinstream.models.layout import PART
 from twinstream.models.lowering.chain_builder import CollectiveCall
 from twinstream.models.lowering.declarations import dense_tensor, part_of
 from twinstream.models.lowering.decoder_calls import KernelCalls
 from twinstream.models.lowering.parts.part_shapes import PartShapes
+from twinstream.models.lowering.parts.part_sums import PartOptimizer
 from twinstream.models.lowering.parts.part_tasks import PartTasks
 from twinstream.models.lowering.stage_cut import StageCut
 from twinstream.models.recipes.recipe import Recipe
@@ -117,11 +117,46 @@ class SliceCalls(KernelCalls):
         return tuple(place * self.workload.chunk_tokens for place in places)
 
 
+class SequenceOptimizer(PartOptimizer):
+    """Sums of a rank's parts of sequences are added up in pairs, neighbours first."""
+
+    shapes: SequenceShapes
+
+    def add_up_own(self, group: str) -> None:
+        super().add_up_own(group)
+        self._add_up_parts_of_sequences(group, self.shapes.contributed_to(group))
+
+    def _sum_over_ends(self, group: str) -> None:
+        """Of each part of a sequence by itself, so that it does not matter which rank has it."""
+        super()._sum_over_ends(group)
+        self._add_up_parts_of_sequences(group, f"grad.{group}")
+
+    def _add_up_parts_of_sequences(self, group: str, tensor: str) -> None:
+        dtype = self.shapes.gradient_dtype
+        count = self.builder.sizes_bytes[tensor] // ITEMSIZE_BYTES[dtype]
+        sums = self.shapes.sums(tensor)
+        self.add_pairwise(f"r0.add.grad.{group}", sums, count, dtype, self._layer(group))
+
+    def add_pairwise(
+        self, name: str, sums: list[str], count: int, dtype: str, layer: int | None,
+        *held: TaskOperand,
+    ) -> None:  # fmt: skip
+        """Add up tensors of so many elements, neighbours first, into the first of them."""
+        apart = 1
+        while apart < len(sums):
+            for place in range(0, len(sums) - apart, 2 * apart):
+                both, tag = (sums[place], sums[place + apart]), f"{name}.{place}.{apart}"
+                self.add_gradients(tag, *both, count, dtype, layer, *held)
+            apart *= 2
+
+
 class SequenceTasks(PartTasks):
     """Adds the tasks of a stage of a training step, or of an evaluation, of slices."""
 
     shapes: SequenceShapes
+    groups: SequenceOptimizer
     shapes_kind = SequenceShapes
+    groups_kind = SequenceOptimizer
 
     def __init__(self, spec: ModelSpec, workload: Workload, recipe: Recipe, cut: StageCut) -> None:
         super().__init__(spec, workload, recipe, cut)
@@ -132,17 +167,18 @@ class SequenceTasks(PartTasks):
     def _declare(self) -> None:
         super()._declare()
         builder, shapes = self.builder, self.shapes
-        sizes = {tensor.tensor_id: tensor.size_bytes for tensor in builder.tensors}
-        self._gradient_bytes = {
-            group: sizes[shapes.contributed_to(group)] for group in shapes.trained
+        gradients = {
+            tensor: builder.sizes_bytes[tensor]
+            for group in shapes.trained
+            for tensor in (shapes.contributed_to(group), *shapes.ends(group))
         }
         for part in range(shapes.parts_of_sequence):
             for name in ("loss", _LATER):
                 own = shapes.of_sequence_part(name, part)
                 if own != "loss":
                     builder.declare(dense_tensor(own, "loss", "float32", (1,)))
-            for group, size in self._gradient_bytes.items() if part else ():
-                own = shapes.of_sequence_part(shapes.contributed_to(group), part)
+            for tensor, size in gradients.items() if part else ():
+                own = shapes.of_sequence_part(tensor, part)
                 builder.declare_flat(own, size, "gradient", shapes.gradient_dtype)
 
     def _declare_contexts(self) -> None:
@@ -364,35 +400,12 @@ class SequenceTasks(PartTasks):
             loss = self.builder.update("loss", name)
             self.builder.communicate(f"reduce.{name}", said, [loss], self.builder.label(CP))
 
-    def _add_up_own(self, group: str) -> None:
-        super()._add_up_own(group)
-        shapes, dtype = self.shapes, self.shapes.gradient_dtype
-        count = self._gradient_bytes[group] // ITEMSIZE_BYTES[dtype]
-        sums = shapes.sums(shapes.contributed_to(group))
-        self._add_pairwise(f"grad.{group}", sums, count, dtype, self.spec.layer_of(group))
-
     def _add_pairwise(
         self, what: str, sums: list[str], count: int, dtype: str, layer: int | None,
         *held: TaskOperand,
     ) -> None:  # fmt: skip
-        """Add up tensors of so many elements, neighbours first, into the first of them."""
-        builder, apart = self.builder, 1
-        while apart < len(sums):
-            call = builder.call(
-                f"add_gradients.{dtype}.{count}",
-                f"add_gradients/{self.recipe.implementations.vector}",
-                {"dtype": dtype, "num_elements": count}, add_gradients_work(count, dtype),
-            )  # fmt: skip
-            for place in range(0, len(sums) - apart, 2 * apart):
-                operands = [
-                    builder.update("sum", sums[place]),
-                    builder.read("gradients", sums[place + apart]),
-                    *held,
-                ]
-                name = f"r0.add.{what}.{place}.{apart}.{self._microbatch}"
-                label = builder.label("add_gradients", layer)
-                builder.add(name, call, operands, label)
-            apart *= 2
+        name = f"r0.add.{what}.{self._microbatch}"
+        self.groups.add_pairwise(name, sums, count, dtype, layer, *held)
 
     def _sequences(self) -> Iterator[tuple[int, int]]:
         """Sequences of the microbatch, and numbers of the parts of blocks."""

@@ -41,8 +41,8 @@ class StageWeights(GroupLife[Use]):
     """
 
     def __init__(
-        self, builder: StageBuilder, job: Job, groups: Mapping[str, Group], shared: str | None,
-        everyone: tuple[str, ...],
+        self, builder: StageBuilder, job: Job, groups: Mapping[str, Group],
+        shared: tuple[str, ...], everyone: tuple[str, ...],
     ) -> None:  # fmt: skip
         super().__init__()
         self.builder: StageBuilder = builder

@@ -17,8 +17,8 @@ from twinstream.executor.state.training_state import State
 from twinstream.schedule.chain import Chain, Task
 from twinstream.schedule.ops import Feed, Stream, TaskOperand
 
-OF_HEAD = "grad.embedding of head"
 UPDATES = ("gradient_squares", "gradient_norm", "optimizer_step")
+_ENDS = ("embed_backward", "head_loss", "head_backward")
 
 
 @dataclass
@@ -41,17 +41,18 @@ def train_replicas(
     """
     if tied_apart:
         chain = _tied_apart(chain)
+    made, added = _around_sum_of_ends(chain)
     found = Reference({}, [[] for _ in trainings])
     memory = ChainMemory(chain, state)
     for step in range(num_steps):
         gradients: list[dict[str, torch.Tensor]] = []
         for training, losses in zip(trainings, found.losses, strict=True):
             memory.feed = training.host_work(chain).feed
-            memory.run(step, lambda task: task.label.kind not in UPDATES)
-            if tied_apart:
-                dtype = memory.gradients["grad.embedding"]
-                of_both = [memory.roots[name].view(dtype) for name in ("grad.embedding", OF_HEAD)]
+            memory.run(step, lambda task: task.task_id in made)
+            for name in filter(_is_of_embedding, memory.gradients) if tied_apart else ():
+                of_both = [memory.roots[one].view(memory.gradients[name]) for one in _ends(name)]
                 _sum(of_both, of_both[0])
+            memory.run(step, lambda task: task.task_id in added)
             gradients.append({name: memory.roots[name].clone() for name in memory.gradients})
             losses.append(memory.number("loss"))
         for name, dtype in memory.gradients.items():
@@ -63,25 +64,48 @@ def train_replicas(
     return found
 
 
+def _around_sum_of_ends(chain: Chain) -> tuple[set[str], set[str]]:
+    """Tasks up to the last contribution to the embedding's gradient, and what then adds up parts of
+    sequences; no updates."""
+    ids = [task.task_id for task in chain.tasks if task.label.kind not in UPDATES]
+    kinds = [task.label.kind for task in chain.tasks if task.label.kind not in UPDATES]
+    last = max((n for n, kind in enumerate(kinds) if kind == "embed_backward"), default=len(ids))
+    return set(ids[: last + 1]), set(ids[last + 1 :])
+
+
 def _tied_apart(chain: Chain) -> Chain:
-    """The head's contributions go to a tensor of their own; each tensor's first is written."""
+    """The head's contributions go to tensors of their own; each tensor's first is written."""
     begun: set[str] = set()
 
-    def apart(operand: TaskOperand) -> TaskOperand:
-        if operand.tensor != "grad.embedding" or operand.mode == "read":
+    def apart(operand: TaskOperand, kind: str) -> TaskOperand:
+        if not _is_of_embedding(operand.tensor) or operand.mode == "read" or kind not in _ENDS:
             return operand
-        tensor = OF_HEAD if operand.name == "embedding_gradients" else operand.tensor
+        tensor = _ends(operand.tensor)[kind != "embed_backward"]
         mode = "update" if tensor in begun else "write"
         begun.add(tensor)
         return operand.model_copy(update={"tensor": tensor, "mode": mode})
 
     tasks = [
-        task.model_copy(update={"operands": tuple(map(apart, task.operands))})
+        task.model_copy(
+            update={"operands": tuple(apart(one, task.label.kind) for one in task.operands)}
+        )
         for task in chain.tasks
     ]
-    (whole,) = (t for t in chain.tensors if t.tensor_id == "grad.embedding")
-    tensors = (*chain.tensors, whole.model_copy(update={"tensor_id": OF_HEAD}))
-    return chain.model_copy(update={"tasks": tuple(tasks), "tensors": tensors})
+    of_head = [
+        one.model_copy(update={"tensor_id": _ends(one.tensor_id)[1]})
+        for one in chain.tensors
+        if _is_of_embedding(one.tensor_id)
+    ]
+    return chain.model_copy(update={"tasks": tuple(tasks), "tensors": (*chain.tensors, *of_head)})
+
+
+def _is_of_embedding(tensor: str) -> bool:
+    return tensor.startswith("grad.embedding")
+
+
+def _ends(tensor: str) -> tuple[str, str]:
+    """A gradient of the embedding, and what the head has of it."""
+    return tensor, f"of_head.{tensor}"
 
 
 def _sum(pieces: Sequence[torch.Tensor], result: torch.Tensor) -> None:

@@ -76,7 +76,8 @@ def _same(outcomes: list[RankOutcome], sink: str) -> list[float]:
 
 def in_one_process(case: Case) -> Reference:
     """The same parts on one device, kernel after kernel, by no schedule."""
-    parts = Layout(parts=case.layout.num_parts, dp=case.layout.dp, zero=0)
+    ends = 2 if case.tied else 1
+    parts = Layout(parts=case.layout.num_parts, dp=case.layout.dp, zero=0, pp=ends)
     parts = parts.with_sequence_parallel(case.layout.token_slices > 1)
     return _in_one_process(replace(case, layout=parts, caps=None))
 
@@ -84,11 +85,11 @@ def in_one_process(case: Case) -> Reference:
 @cache
 def _in_one_process(case: Case) -> Reference:
     trainings = [case.training(replica) for replica in range(case.layout.dp)]
-    chain = lower(case.spec, WORKLOAD, case.recipe, case.layout.model_copy(update={"dp": 1}))
+    alone = case.layout.model_copy(update={"dp": 1, "pp": 1})
+    chain = lower(case.spec, WORKLOAD, case.recipe, alone)
     rank_states = RankStates(case.spec, case.recipe, case.layout)
-    found = train_replicas(
-        chain, rank_states.of_rank(case.state(), (0, 0, 0)), trainings, NUM_STEPS
-    )
+    state = rank_states.of_rank(case.state(), (0, 0, 0))
+    found = train_replicas(chain, state, trainings, NUM_STEPS, tied_apart=case.tied)
     found.state = rank_states.whole({(0, 0, 0): found.state})
     return found
 
@@ -151,7 +152,6 @@ CASES = [
     for layout in LAYOUTS
     for name, recipe in RECIPES.items()
     for preset in ("tiny", "tiny-qwen3")
-    if layout.pp == 1 or preset == "tiny"  # tied embeddings on two stages are refused in parts
 ]
 
 

@@ -13,6 +13,7 @@ from twinstream.training.options import TrainOptions
 from twinstream.training.trainer import Trainer
 
 RING = {"pp": 2, "pipeline": "ring", "virtual_stages": 2}
+INTERLEAVED = {"pp": 2, "pipeline": "interleaved", "virtual_stages": 2}
 
 
 def wanted(folder: Path, **given: Any) -> TrainOptions:
@@ -22,7 +23,7 @@ def wanted(folder: Path, **given: Any) -> TrainOptions:
 
 
 @pytest.mark.parametrize(
-    "layout", [{"pp": 2}, RING, {"pp": 2, "chunk_tokens": 32, "chunks_per_round": 2}]
+    "layout", [{"pp": 2}, RING, INTERLEAVED, {"pp": 2, "chunk_tokens": 32, "chunks_per_round": 2}]
 )
 def test_a_pipeline_finds_the_loss_of_one_device(tmp_path: Path, layout: dict[str, Any]) -> None:
     chunks = {name: layout[name] for name in layout if name.startswith("chunk")}

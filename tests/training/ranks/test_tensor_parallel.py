@@ -37,9 +37,18 @@ def test_adapters_in_parts_go_on_on_one_device_to_the_same_folder(
     train_on(whole, rank_options(tmp_path / "b", ranks=2, tp=2, **given), ranks=1, tp=1)
 
 
-@pytest.mark.parametrize("layout", [{"tp": 4}, {"tp": 2, "dp": 2, "zero": 3}, {"tp": 2, "pp": 2}])
-def test_the_transports_sums_train_as_one_device_does(tmp_path: Path, layout: Any) -> None:
-    model = str(write_config(tmp_path / "m", num_layers=4, num_heads=8, num_kv_heads=4))
+@pytest.mark.parametrize(
+    ("layout", "tied"),
+    [
+        ({"tp": 4}, False), ({"tp": 2, "dp": 2, "zero": 3}, False), ({"tp": 2, "pp": 2}, False),
+        ({"tp": 2, "pp": 2}, True),
+    ],
+)  # fmt: skip
+def test_the_transports_sums_train_as_one_device_does(
+    tmp_path: Path, layout: Any, tied: bool
+) -> None:
+    heads = {"num_heads": 8, "num_kv_heads": 4}
+    model = str(write_config(tmp_path / "m", num_layers=4, tied_embeddings=tied, **heads))
     data = {"eval_data": (str(tmp_path / "one" / "rows.jsonl"),), "eval_every": STEPS}
     _, losses = one_device(tmp_path / "one", model=model)
     _, seen = trained(rank_options(tmp_path / "b", model=model, ranks=4, **layout, **data))
