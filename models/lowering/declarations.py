@@ -282,15 +282,15 @@ def declare_results(builder: ChainBuilder, shapes: Shapes) -> None:
 def _declare_group(builder: ChainBuilder, shapes: Shapes, group: str) -> None:
     """Declare parameters, gradients, and optimizer state: that of each part by itself.
 
-    What is frozen has parameters only, which nobody takes in parts. Of shards padding makes all
-    equally large.
+    What is frozen has parameters only, in one part. Padding makes all shards equally large.
     """
     spec, sharding, dtype = shapes.spec, shapes.sharding(group), shapes.spec.dtype
     is_trained, is_gathered = group in shapes.trained, sharding is not None and sharding.zero == 3
     if not is_trained and not is_gathered:
         builder.declare_flat(f"param.{group}", shapes.group_bytes(group), "parameter", dtype)
         return
-    held = [part.num_elements for part in (parts := shapes.parts(group))]
+    parts = shapes.parts(group)
+    held = [part.num_elements for part in parts]
     whole = held if sharding is None else [sharding.num_shards * held[0]]
 
     def declare(kind: str, role: Role, dtype: str, sizes: list[int]) -> None:
