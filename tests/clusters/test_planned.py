@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from twinstream.clusters.pipeline import plan_pipeline
 from twinstream.clusters.predict import gpu_caps, planned_ranks
-from twinstream.clusters.search import planned
+from twinstream.clusters.search import planned, workers
 from twinstream.clusters.search.bounds import BoundTables
 from twinstream.clusters.search.chains import Pricing
 from twinstream.clusters.search.cuts import cuts_of_ranks, jobs_of_ranks
@@ -19,6 +20,7 @@ from twinstream.models.layouts.layout import Layout, LayoutError
 from twinstream.models.presets import load_preset
 from twinstream.models.recipes.recipe import Recipe
 from twinstream.planner.request import TrainingStep
+from twinstream.schedule.document import Caps
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.workload import Packing
 from twinstream.simulator.replay import simulate
@@ -108,6 +110,34 @@ def test_the_best_bound_gets_its_cuts_and_shards_before_others_and_none_is_plann
     assert degrees[:best] == [degrees[0]] * best
     assert {layout.zero for layout, _ in tried[:best]} == {0, 1}
     assert len({layout.micro_batch for layout, _ in tried[:best]}) > 1
+
+
+def test_stages_planned_in_processes_beside_this_one_make_the_same_plan(monkeypatch):
+    job, place, here = asked()
+    monkeypatch.setattr(workers, "_WORTH_S", 0.0)
+    found = []
+    for cores in (1, 2):
+        monkeypatch.setattr(workers, "_cores", lambda cores=cores: cores)
+        found.append(search_layouts(job, RANKS, place.cluster, {"tp": 1}, here=here))
+    alone, beside = found
+    assert alone.candidates == beside.candidates
+    assert [one.schedule for one in alone.best] == [one.schedule for one in beside.best]
+
+
+def test_no_stage_is_planned_after_one_that_does_not_fit():
+    job, place, _ = asked()
+    seen = []
+
+    def each(work, stages):
+        for stage in stages:
+            seen.append(stage[1])
+            yield work(*stage)
+
+    laid_out = job.laid_out(Layout(pp=4, zero=0, offload=True))
+    room = {stage: Caps(device_bytes=2**30 if stage == 0 else 2**12) for stage in range(4)}
+    with pytest.raises(LayoutError, match="stage 1 does not fit"):
+        plan_pipeline(laid_out, place.machine, room, each=each)
+    assert seen == [0, 1]
 
 
 @pytest.mark.parametrize(

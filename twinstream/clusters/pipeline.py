@@ -1,7 +1,10 @@
 """Pipelines of models that twinstream runs: every stage planned, messages beside its kernels."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from math import inf
+from typing import Any, Protocol, TypeVar
 
 from pydantic_core import to_json
 
@@ -13,7 +16,7 @@ from twinstream.clusters.kernel_sets import (
     parts_refusal,
     slices_refusal,
 )
-from twinstream.clusters.planned_stage import PlannedStage, plan_stage, without_messages
+from twinstream.clusters.planned_stage import plan_stage, without_messages
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.layouts.job import Job
@@ -23,6 +26,7 @@ from twinstream.models.lowering.parts.groups import mesh_of
 from twinstream.models.recipes.recipe import Recipe
 from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.evaluate.evaluation import forward_of
+from twinstream.planner.planner import gc_paused
 from twinstream.schedule.cluster.verify import may_deadlock, require_safe
 from twinstream.schedule.document import Caps, RankClass, RankSchedule, Schedule
 from twinstream.schedule.sizes import gib
@@ -32,6 +36,24 @@ from twinstream.simulator.replay import steady_state
 _MOST_SLOWER = 1.02  # than with sums apart, both without the sums themselves
 
 COMMUNICATION_BYTES = 2**30 + 2**28  # assumed: a handful of communicators, and sums
+_Found = TypeVar("_Found")
+
+
+class Each(Protocol):
+    """Does a piece of work for each of several things, and yields what comes of them in order.
+
+    The work is a module's function, which another process can be told. What is not asked for any
+    more need not be done.
+    """
+
+    def __call__(
+        self, work: Callable[..., _Found], asked: Sequence[tuple[Any, ...]]
+    ) -> Generator[_Found]: ...
+
+
+def in_turn(work: Callable[..., _Found], asked: Sequence[tuple[Any, ...]]) -> Generator[_Found]:
+    """Each here, when it is asked for."""
+    return (work(*one) for one in asked)
 
 
 def plan_pipeline(
@@ -39,6 +61,7 @@ def plan_pipeline(
     machine: Machine,
     caps: Mapping[int, Caps] | Caps | None = None,
     choices: Choices = OPEN,
+    each: Each = in_turn,
 ) -> Schedule:
     """A cluster's schedule that ranks can run: pipelines, and replicas of them.
 
@@ -53,21 +76,42 @@ def plan_pipeline(
         machine: of one rank.
         caps: of every rank, or by stage; None: what the machine has.
         choices: what is fixed of the plans of all stages.
+        each: plans stages.
 
     Raises:
         LayoutError: the layout is not one that can be run yet, or a stage does not fit.
     """
     job, layout = _with_kernels(job), job.layout
     _require_executable(job)
-    if layout.dp * layout.cp == 1 or not layout.dp_overlap:
-        return _laid_out(job, machine, caps, choices).document
-    without = layout.model_copy(update={"dp_overlap": False})
-    apart = _laid_out(job.laid_out(without), machine, caps, choices)
-    try:
-        beside = _laid_out(job, machine, caps, choices)
-    except LayoutError:
-        return apart.document
-    return (beside if beside.alone_ns <= _MOST_SLOWER * apart.alone_ns else apart).document
+    ways = [job]
+    if layout.dp * layout.cp > 1 and layout.dp_overlap:
+        apart = layout.model_copy(update={"dp_overlap": False})
+        ways = [job.laid_out(apart), job]
+
+    def asked(way: Job, *, pooled: bool) -> list[tuple[Any, ...]]:
+        of_stage = caps.get if isinstance(caps, Mapping) else lambda stage: caps
+        stages = range(layout.pp)
+        return [(way, stage, machine, of_stage(stage), choices, pooled) for stage in stages]
+
+    first, *others = ways
+    with closing(each(_stage_plan, [a for way in ways for a in asked(way, pooled=True)])) as plans:
+
+        def laid_out(way: Job) -> _LaidOut:
+            """With messages in few slots or, where stages might wait for one another's, in many."""
+            found = _assembled(way, machine, plans)
+            if layout.pp == 1 or not may_deadlock(found.document):
+                return found
+            with closing(each(_stage_plan, asked(way, pooled=False))) as in_many:
+                return _assembled(way, machine, in_many)
+
+        best = laid_out(first)
+        for way in others:
+            try:
+                beside = laid_out(way)
+            except LayoutError:
+                break
+            best = beside if beside.alone_ns <= _MOST_SLOWER * best.alone_ns else best
+    return best.document
 
 
 @dataclass(frozen=True)
@@ -78,52 +122,61 @@ class _LaidOut:
     alone_ns: float
 
 
-def _laid_out(
-    job: Job, machine: Machine, caps: Mapping[int, Caps] | Caps | None, choices: Choices
-) -> _LaidOut:
-    """With messages in few slots or, where stages might wait for one another's, in many."""
-    found = _in_slots(job, machine, caps, choices, pooled=True)
-    if job.layout.pp > 1 and may_deadlock(found.document):
-        return _in_slots(job, machine, caps, choices, pooled=False)
-    return found
+@dataclass(frozen=True)
+class _StagePlan:
+    """A stage's schedule, or why it is none; `alone_ns` is what it takes without messages."""
+
+    schedule: RankSchedule | None
+    alone_ns: float = inf
+    why_not: str = ""
 
 
-def _in_slots(
-    job: Job,
-    machine: Machine,
-    caps: Mapping[int, Caps] | Caps | None,
-    choices: Choices,
-    *,
-    pooled: bool,
-) -> _LaidOut:
-    layout, workload = job.layout, job.workload
-    planned, classes = dict[str, PlannedStage](), []
-    for stage in range(layout.pp):
-        name = f"stage {stage}"
-        own = caps.get(stage) if isinstance(caps, Mapping) else caps
-        chain = lower(job.shape, workload, job.recipe, layout, stage)
-        within = _beside_communication(own or Caps(), machine, layout)
-        merged = without_messages(chain, overlaps=layout.dp_overlap, pooled=pooled)
+def _stage_plan(
+    job: Job, stage: int, machine: Machine, caps: Caps | None, choices: Choices, pooled: bool
+) -> _StagePlan:
+    chain = lower(job.shape, job.workload, job.recipe, job.layout, stage)
+    within = _beside_communication(caps or Caps(), machine, job.layout)
+    merged = without_messages(chain, overlaps=job.layout.dp_overlap, pooled=pooled)
+    with gc_paused():
         found = plan_stage(merged, machine, within, choices)
-        if found is None:
-            raise LayoutError(_does_not_fit(name, within, merged.apart_bytes))
-        planned[name] = found
-        classes.append(RankClass(name=name, schedule=name, cells={"pp": (stage,)}))
-    schedules = {name: one.schedule for name, one in planned.items()}
+    if found is None:
+        why_not = _does_not_fit(_name_of(stage), within, merged.apart_bytes)
+        return _StagePlan(None, why_not=why_not)
+    return _StagePlan(found.schedule, steady_state(found.planned, machine).step_ns)
+
+
+def _assembled(job: Job, machine: Machine, plans: Iterator[_StagePlan]) -> _LaidOut:
+    """
+    Raises:
+        LayoutError: a stage does not fit; no plan of later ones is asked for.
+    """
+    layout, schedules, alone_ns = job.layout, dict[str, RankSchedule](), 0.0
+    for stage in range(layout.pp):
+        plan = next(plans)
+        if plan.schedule is None:
+            raise LayoutError(plan.why_not)
+        schedules[_name_of(stage)] = plan.schedule
+        alone_ns = max(alone_ns, plan.alone_ns)
     document = Schedule(
         mesh=mesh_of(job, layout.num_gpus),
-        classes=tuple(classes),
+        classes=tuple(
+            RankClass(name=name, schedule=name, cells={"pp": (stage,)})
+            for stage, name in enumerate(schedules)
+        ),
         schedules=schedules,
         order=(),
         model=job.shape.ref().spec,
         layout=layout.model_dump(mode="json"),
         seq_len=job.seq_len,
         global_batch=job.global_batch,
-        model_flops=schedules["stage 0"].model_flops * layout.dp,
+        model_flops=schedules[_name_of(0)].model_flops * layout.dp,
         machine=MachineRef(name=machine.name, content_hash=machine.content_hash),
     )
-    alone_ns = max(steady_state(one.planned, machine).step_ns for one in planned.values())
     return _LaidOut(in_one_order(document), alone_ns)
+
+
+def _name_of(stage: int) -> str:
+    return f"stage {stage}"
 
 
 def _does_not_fit(name: str, caps: Caps, messages_bytes: int) -> str:

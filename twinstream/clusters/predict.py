@@ -7,7 +7,7 @@ from typing import Self
 from twinstream.clusters.alike import Role
 from twinstream.clusters.kernel_sets import with_kernels
 from twinstream.clusters.offload import offloaded
-from twinstream.clusters.pipeline import plan_pipeline
+from twinstream.clusters.pipeline import Each, in_turn, plan_pipeline
 from twinstream.clusters.refusals import require_possible
 from twinstream.clusters.timed_step import LaidOutStep, TimedStep, document_of
 from twinstream.hardware_profiles.clusters.loader import machine_of
@@ -357,20 +357,22 @@ def predicted_whole(
 
 
 def planned_ranks(
-    job: Job, cluster: Cluster, machine: Machine, caps: Caps, choices: Choices | None = None
-) -> Schedule:
+    job: Job, cluster: Cluster, machine: Machine, caps: Caps, choices: Choices | None = None,
+    each: Each = in_turn,
+) -> Schedule:  # fmt: skip
     """Every stage planned by the planner, for one rank's share of a node.
 
     Args:
         machine: the profile of a node.
         caps: of one rank.
         choices: what is fixed of the plans of all stages; None: what the layout says.
+        each: plans stages.
 
     Raises:
         LayoutError: a stage does not fit, or ranks cannot run it.
     """
     share = share_of(machine, _on_node(cluster, job.layout.num_gpus))
     with gc_paused():
-        document = plan_pipeline(job, share, caps, choices or _choices(job.layout))
+        document = plan_pipeline(job, share, caps, choices or _choices(job.layout), each)
     ref = MachineRef(name=cluster.name, content_hash=cluster.name)
     return document.model_copy(update={"machine": ref})

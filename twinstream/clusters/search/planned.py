@@ -14,6 +14,7 @@ from twinstream.clusters.refusals import refusals_of, require_possible
 from twinstream.clusters.search.bounds import BoundTables, has_bounds
 from twinstream.clusters.search.found import Candidate, RankedLayout, SearchResult
 from twinstream.clusters.search.space import NoLayoutError, SearchSpace
+from twinstream.clusters.search.workers import Processes
 from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout
 from twinstream.schedule.errors import TwinstreamError
@@ -49,12 +50,16 @@ def fastest_planned(asked: SearchSpace, progress: Callable[[str], None]) -> Sear
     Raises:
         NoLayoutError: none is possible, or fits; says why of each.
     """
-    return _Planned(asked, progress).best()
+    with Processes() as processes:
+        return _Planned(asked, progress, processes).best()
 
 
 class _Planned:
-    def __init__(self, asked: SearchSpace, progress: Callable[[str], None]) -> None:
+    def __init__(
+        self, asked: SearchSpace, progress: Callable[[str], None], processes: Processes
+    ) -> None:
         assert asked.here is not None, "these layouts run here"
+        self._processes = processes
         self._asked, self._here, self._progress = asked, asked.here, progress
         self._tried: dict[tuple[Layout, Workload | None], RankedLayout | Candidate] = {}
 
@@ -222,7 +227,8 @@ class _Planned:
         assert caps is not None, "plans have caps"
         try:
             require_possible(job, self._asked.num_gpus)
-            schedule = planned_ranks(job, self._asked.cluster, machine, caps, self._here.choices)
+            told = self._asked.cluster, machine, caps, self._here.choices
+            schedule = planned_ranks(job, *told, self._processes.each)
             made_for = MachineRef(name=machine.name, content_hash=machine.content_hash)
             schedule = schedule.model_copy(update={"machine": made_for})
             timeline = simulate(schedule, machine, self._asked.cluster)

@@ -1,11 +1,12 @@
-"""Layouts timed in processes beside this one, as soon as there is enough to do for them."""
+"""Layouts timed or planned in processes beside this one, as soon as there is enough to do."""
 
 import multiprocessing
 import os
 import time
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from typing import Any, Self, TypeVar
 
 from twinstream.clusters.kernel_sets import with_kernels
@@ -30,60 +31,103 @@ _Found = TypeVar("_Found")
 _pricing: Pricing | None = None  # of a worker
 
 
-class LayoutTimers:
-    """A context: times layouts, several at once where there are cores and enough is left to do.
+class Processes:
+    """A context: pieces of work, several at once where there are cores and enough is left to do.
 
-    `width` of them are best asked for together. What is found is the same with any.
+    What is found is the same with any number. `begin` is called in each process first.
     """
 
-    def __init__(self, pricing: Pricing, num_processes: int | None = None) -> None:
-        self._pricing = pricing
+    def __init__(
+        self, num_processes: int | None = None, begin: Callable[..., None] = ignore_interrupts,
+        told: tuple[Any, ...] = (),
+    ) -> None:  # fmt: skip
         self._most = num_processes or _cores()
+        self._begin, self._told = begin, told
         self._pool: ProcessPoolExecutor | None = None
+        self._unwanted: list[Future[Any]] = []
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._pool is None:
             return
-        if kind is not None:  # what is at work is not waited for
+        if not all(one.done() for one in self._unwanted):  # these are not waited for
             for process in list(self._pool._processes.values()):
                 process.terminate()
         self._pool.shutdown(cancel_futures=True)
 
     @property
     def width(self) -> int:
-        """How many layouts are timed at once."""
+        """How many pieces are done at once."""
         return 1 if self._pool is None else self._most
+
+    def each(
+        self, work: Callable[..., _Found], asked: Sequence[tuple[Any, ...]],
+        num_left: int | None = None, there: Callable[..., _Found] | None = None,
+    ) -> Generator[_Found]:  # fmt: skip
+        """What comes of each in order; those that are not waited for end with the context.
+
+        Args:
+            work: a module's function.
+            num_left: as many may be asked for later; None: as many as now.
+            there: what does the same in a process that has begun; None: `work`.
+        """
+        left = len(asked) + (len(asked) if num_left is None else num_left)
+        for place, one in enumerate(asked):
+            if self._pool is not None:
+                yield from self._at_once(work, there or work, asked[place:])
+                return
+            begun_s = time.perf_counter()
+            found = work(*one)
+            left -= 1
+            if self._most > 1 and (time.perf_counter() - begun_s) * left > _WORTH_S:
+                self._pool = ProcessPoolExecutor(
+                    self._most, mp_context=ForkedWorkerContext(__name__),
+                    initializer=self._begin, initargs=self._told,
+                )  # fmt: skip
+            yield found
+
+    def _at_once(
+        self, work: Callable[..., _Found], there: Callable[..., _Found],
+        asked: Sequence[tuple[Any, ...]],
+    ) -> Generator[_Found]:  # fmt: skip
+        assert self._pool is not None, "it has been started"
+        done = 0
+        futures = list[Future[_Found]]()
+        try:
+            with interrupts_held():  # by what is started meanwhile
+                futures += [self._pool.submit(there, *each) for each in asked]
+            for future in futures:
+                yield future.result()
+                done += 1
+        except BrokenProcessPool:  # short of memory, probably: on with one process
+            self._pool, self._most = None, 1
+            yield from (work(*each) for each in asked[done:])
+        finally:
+            self._unwanted += [f for f in futures if not (f.cancel() or f.done())]
+
+
+class LayoutTimers(Processes):
+    """Times layouts; `width` of them are best asked for together."""
+
+    def __init__(self, pricing: Pricing, num_processes: int | None = None) -> None:
+        super().__init__(num_processes, _begin, (pricing.cluster, pricing.machine, pricing.caps))
+        self._pricing = pricing
 
     def folded_s(self, asked: Sequence[tuple[Job, float]], num_left: int) -> list[float]:
         """Seconds of steps (see `folded_step_s`); so many more may be asked for."""
-        return self._each(_folded_s, asked, num_left)
+        return self._priced(_folded_s, asked, num_left)
 
     def predictions(
         self, jobs: Sequence[Job], num_left: int
     ) -> list[tuple[Job, Prediction] | None]:
         """Steps simulated whole, with the kernels that compute them; None of what cannot be."""
-        return self._each(_predicted, [(job,) for job in jobs], num_left)
+        return self._priced(_predicted, [(job,) for job in jobs], num_left)
 
-    def _each(self, work: Any, asked: Sequence[tuple[Any, ...]], num_left: int) -> list[Any]:
-        if self._pool is not None:
-            try:
-                with interrupts_held():  # by what is started meanwhile
-                    futures = [self._pool.submit(_in_worker, work, each) for each in asked]
-                return [future.result() for future in futures]
-            except BrokenProcessPool:  # short of memory, probably: on with one process
-                self._pool, self._most = None, 1
-        begun_s = time.perf_counter()
-        found = [work(self._pricing, *each) for each in asked]
-        each_s = (time.perf_counter() - begun_s) / max(1, len(asked))
-        if self._most > 1 and each_s * num_left > _WORTH_S:
-            self._pool = ProcessPoolExecutor(
-                self._most, mp_context=ForkedWorkerContext(__name__), initializer=_begin,
-                initargs=(self._pricing.cluster, self._pricing.machine, self._pricing.caps),
-            )  # fmt: skip
-        return found
+    def _priced(self, work: Any, asked: Sequence[tuple[Any, ...]], num_left: int) -> list[Any]:
+        here, there = partial(work, self._pricing), partial(_in_worker, work)
+        return list(self.each(here, asked, num_left, there))
 
 
 def _cores() -> int:
@@ -99,7 +143,7 @@ def _begin(cluster: Cluster, machine: Machine, caps: Caps | None) -> None:
     _pricing = Pricing(cluster, machine, caps)
 
 
-def _in_worker(work: Any, asked: tuple[Any, ...]) -> Any:
+def _in_worker(work: Any, *asked: Any) -> Any:
     return work(_pricing, *asked)
 
 
