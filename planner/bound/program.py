@@ -16,6 +16,8 @@ Terms = Sequence[tuple[int, float]]
 _INFEASIBLE = (
     highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible,
 )  # fmt: skip
+_DECIDED = (*_INFEASIBLE, highspy.HighsModelStatus.kOptimal)
+_LARGE_ROWS = 15_000  # from there on interior points and a crossover take less than the simplex
 
 
 @dataclass(frozen=True)
@@ -140,10 +142,16 @@ class LinearProgram:
         solver.passModel(self._model(cost, vstack([rows, equal], format="csc")))
         if start is not None and start.size == size:
             solver.setBasis(start.statuses)
+        elif size[1] + size[2] > _LARGE_ROWS:
+            solver.setOptionValue("solver", "ipm")
         solver.solve()
         status = solver.getModelStatus()
         if start is not None and status != highspy.HighsModelStatus.kOptimal:
             return self.minimise(costs)
+        if status not in _DECIDED:  # by interior points
+            solver.setOptionValue("solver", "simplex")
+            solver.solve()
+            status = solver.getModelStatus()
         if status in _INFEASIBLE:
             return None
         assert status == highspy.HighsModelStatus.kOptimal, solver.modelStatusToString(status)
