@@ -21,6 +21,9 @@ WORKING_BYTES = 160 * 2**20
 """What a run on a CPU takes beside its arenas and what its process had before: threads, what the C
 library keeps, a piece of a save. Runs of 43 to 124 M parameters took 98 to 163 MiB."""
 
+INTERPRETER_BYTES = 400 * 2**20
+"""What a rank's process takes with torch loaded: 170 to 357 MiB (2 to 8 ranks, torch 2.13.0)."""
+
 
 class HostMemoryError(TwinstreamError):
     """The host cannot give or pin the arena that the schedule needs."""

@@ -176,14 +176,17 @@ def test_caps_of_one_memory_are_shares_of_what_is_free(monkeypatch):
     assert training_machine._free(OPTIONS, one, "cuda", None) == (80 * GIB - 2**28, 2**28)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_default_caps_of_a_cpu_leave_room_for_its_processes(num_ranks, monkeypatch):
-    """And caps that are given are taken as they are: they are of the arenas."""
+@pytest.mark.parametrize(
+    ("num_ranks", "now", "each"),
+    [(1, GIB // 4, 0), (2, GIB // 4, GIB // 4), (2, 9 * GIB, 400 << 20)],
+)
+def test_default_caps_of_a_cpu_leave_room_for_its_processes(num_ranks, now, each, monkeypatch):
+    """Which are no larger where this one is; caps that are given are taken as they are."""
     monkeypatch.setattr(host_limits, "host_limits", lambda: HostLimits(None, None, 5 * GIB))
-    monkeypatch.setattr(host_limits, "process_bytes", lambda: (GIB // 4, GIB))
+    monkeypatch.setattr(host_limits, "process_bytes", lambda: (now, now))
     here, ranks = load_machine("cpu"), {"ranks": num_ranks} if num_ranks > 1 else {}
     free = training_machine._free(OPTIONS.model_copy(update=ranks), here, "cpu", None)
-    of_ranks = num_ranks * (160 * 2**20 + (GIB // 4 if num_ranks > 1 else 0))
+    of_ranks = num_ranks * (160 * 2**20 + each)
     assert sum(free) == int(0.8 * (5 * GIB - of_ranks))
     given = OPTIONS.model_copy(update={"device_mem": "3GiB", "host_mem": "9GiB"})
     assert training_machine._free(given, here, "cpu", None) == ("3GiB", "9GiB")

@@ -295,10 +295,16 @@ def _free(
 
 
 def _beside_caps(num_ranks: int) -> int:
-    """What a run on a CPU will take of free memory beside its arenas; ranks are processes."""
-    from twinstream.executor.memory.host_limits import WORKING_BYTES, process_bytes
+    """What a run on a CPU will take of free memory beside its arenas; ranks are processes of their
+    own, which have nothing of what else this one holds."""
+    from twinstream.executor.memory.host_limits import (
+        INTERPRETER_BYTES,
+        WORKING_BYTES,
+        process_bytes,
+    )
 
-    of_interpreter = (process_bytes()[0] or 0) if num_ranks > 1 else 0
+    now = process_bytes()[0] or 0
+    of_interpreter = min(now, INTERPRETER_BYTES) if num_ranks > 1 else 0
     return num_ranks * (WORKING_BYTES + of_interpreter)
 
 
