@@ -117,7 +117,7 @@ def _prices(bound: StepBound, schedule: RankSchedule, step_s: float) -> tuple[Pr
         Price(
             what=what,
             saves_s_per_step=max(0.0, price),
-            adds_tokens_per_s=max(0.0, price) * tokens / step_s**2,
+            adds_tokens_per_s=max(0.0, price) * tokens / step_s / step_s,  # its square may be 0
         )
         for what, price in saved_s.items()
     )
