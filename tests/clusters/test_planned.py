@@ -115,10 +115,16 @@ def test_the_best_bound_gets_its_cuts_and_shards_before_others_and_none_is_plann
 def test_stages_planned_in_processes_beside_this_one_make_the_same_plan(monkeypatch):
     job, place, here = asked()
     monkeypatch.setattr(workers, "_WORTH_S", 0.0)
-    found = []
+    found, pools, pool = [], [], workers.ProcessPoolExecutor
+    monkeypatch.setattr(
+        workers,
+        "ProcessPoolExecutor",
+        lambda *of, **told: pools.append(pool(*of, **told)) or pools[-1],
+    )
     for cores in (1, 2):
         monkeypatch.setattr(workers, "_cores", lambda cores=cores: cores)
         found.append(search_layouts(job, RANKS, place.cluster, {"tp": 1}, here=here))
+        assert len(pools) == cores - 1
     alone, beside = found
     assert alone.candidates == beside.candidates
     assert [one.schedule for one in alone.best] == [one.schedule for one in beside.best]

@@ -4,6 +4,7 @@ import highspy
 import numpy as np
 import pytest
 
+from twinstream.planner.bound import program as program_module
 from twinstream.planner.bound.program import LinearProgram
 
 
@@ -35,6 +36,63 @@ def test_from_another_optimum_it_comes_to_the_same(seed):
     np.testing.assert_allclose(again.values, alone.values, atol=1e-7)
     reached = sum(cost * again.values[column] for column, cost in costs.items())
     assert reached == pytest.approx(again.dual_objective, rel=1e-7)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_interior_points_come_to_the_optimum_of_the_simplex_with_a_basis_to_go_on_from(
+    seed, monkeypatch
+):
+    program, costs = knapsack(seed)
+    by_simplex = program.minimise(costs)
+    monkeypatch.setattr(program_module, "_LARGE_ROWS", 0)
+    told = options_told(monkeypatch)
+    found = program.minimise(costs)
+    assert told == ["simplex", "ipm"]
+    assert by_simplex is not None and found is not None
+    assert found.dual_objective == pytest.approx(by_simplex.dual_objective, rel=1e-9)
+    reached = sum(cost * found.values[column] for column, cost in costs.items())
+    assert reached == pytest.approx(found.dual_objective, rel=1e-7)
+    again = program.minimise(costs, found.basis)
+    assert again is not None
+    assert again.dual_objective == pytest.approx(by_simplex.dual_objective, rel=1e-9)
+    assert told[2:] == ["simplex"]
+
+
+def test_what_interior_points_leave_open_the_simplex_decides(monkeypatch):
+    program, costs = knapsack(0)
+    alone = program.minimise(costs)
+    monkeypatch.setattr(program_module, "_LARGE_ROWS", 0)
+    status, open_at = highspy.Highs.getModelStatus, [highspy.HighsModelStatus.kUnknown]
+    monkeypatch.setattr(
+        highspy.Highs, "getModelStatus", lambda self: open_at.pop() if open_at else status(self)
+    )
+    told = options_told(monkeypatch)
+    found = program.minimise(costs)
+    assert told == ["simplex", "ipm", "simplex"] and not open_at
+    assert found is not None and alone is not None
+    assert found.dual_objective == pytest.approx(alone.dual_objective, rel=1e-9)
+
+
+@pytest.mark.parametrize("large_rows", [0, 10**9])
+def test_contradictions_are_found_by_both_solvers(large_rows, monkeypatch):
+    monkeypatch.setattr(program_module, "_LARGE_ROWS", large_rows)
+    program, costs = knapsack(0)
+    program.at_most([(thing, 1.0) for thing in costs], 0.2)
+    assert program.minimise(costs) is None
+
+
+def options_told(monkeypatch) -> list[str]:
+    """The solvers that HiGHS is told, as they come."""
+    told: list[str] = []
+    before = highspy.Highs.setOptionValue
+
+    def tell(self, name, value):
+        if name == "solver":
+            told.append(value)
+        return before(self, name, value)
+
+    monkeypatch.setattr(highspy.Highs, "setOptionValue", tell)
+    return told
 
 
 def test_only_a_basis_of_the_same_size_is_begun_with(monkeypatch):

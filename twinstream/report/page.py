@@ -84,7 +84,7 @@ def html_of(page: Page) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(page.title)}</title><style>{asset('page.css')}</style>"
+        f"<title>{escape(page.title)}</title><style>{asset('page.css')}{asset('player.css')}</style>"
         f"{plotly_js}<script>{asset('player.js')}{asset('figures.js')}{asset('page.js')}</script>"
         "</head>\n<body>"
         f"<header><div><h1>{escape(page.title)}</h1><p>{escape(page.subtitle)}</p></div>"

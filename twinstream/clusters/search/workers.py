@@ -44,7 +44,6 @@ class Processes:
         self._most = num_processes or _cores()
         self._begin, self._told = begin, told
         self._pool: ProcessPoolExecutor | None = None
-        self._unwanted: list[Future[Any]] = []
 
     def __enter__(self) -> Self:
         return self
@@ -52,9 +51,8 @@ class Processes:
     def __exit__(self, *_: object) -> None:
         if self._pool is None:
             return
-        if not all(one.done() for one in self._unwanted):  # these are not waited for
-            for process in list(self._pool._processes.values()):
-                process.terminate()
+        for process in list(self._pool._processes.values()):  # what is left is not wanted
+            process.terminate()
         self._pool.shutdown(cancel_futures=True)
 
     @property
@@ -105,7 +103,8 @@ class Processes:
             self._pool, self._most = None, 1
             yield from (work(*each) for each in asked[done:])
         finally:
-            self._unwanted += [f for f in futures if not (f.cancel() or f.done())]
+            for future in futures:
+                future.cancel()
 
 
 class LayoutTimers(Processes):

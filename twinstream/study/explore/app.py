@@ -53,6 +53,7 @@ _SCRIPTS = {
     "/player.js": lambda: asset("player.js"),
     "/figures.js": lambda: asset("figures.js"),
 }
+_STYLES = {"/player.css": lambda: asset("player.css")}
 _ALWAYS = ("policy", "effort")  # have a value
 _POLL_MS = 700
 _MENU_PX = 560
@@ -72,11 +73,11 @@ def explorer(
     """
     app = Dash(
         "twinstream", title="twinstream explore", assets_folder=_assets(), update_title="",
-        external_scripts=list(_SCRIPTS),
+        external_scripts=list(_SCRIPTS), external_stylesheets=list(_STYLES),
         meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
     )  # fmt: skip
-    for path, script in _SCRIPTS.items():
-        app.server.add_url_rule(path, path, _served(script))
+    for path, content in (_SCRIPTS | _STYLES).items():
+        app.server.add_url_rule(path, path, _served(content, path))
     guard(app, host)
     app.layout = _layout(answers, clusters)
     add_pages(app, clusters)
@@ -215,8 +216,9 @@ def _figures(shown: Sequence[Found]) -> list[html.Div]:
         return [more_of(plans), *(timeline_of(machine, one) for machine, one in plans.items())]
 
 
-def _served(script: Callable[[], str]) -> Callable[[], Response]:
-    return lambda: Response(script(), mimetype="text/javascript")
+def _served(content: Callable[[], str], path: str) -> Callable[[], Response]:
+    kind = "css" if path.endswith(".css") else "javascript"
+    return lambda: Response(content(), mimetype=f"text/{kind}")
 
 
 def _assets() -> str:
